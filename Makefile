@@ -1,0 +1,30 @@
+# The door to the project. Every recipe first makes sure that .venv is there and current.
+.PHONY: demo test check lock down clean setup help
+CACHE = $(or $(ELASTICMOE_CACHE),$(HOME)/.cache/elasticmoe)
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+
+demo: setup  ## a tiny model, a burst of requests, the elastic pool beside stock vLLM
+	@. .ci/env && .venv/bin/python -m bench.demo
+
+test:  ## everything CI runs: checks, unit and engine tests, the demo
+	@.ci/run
+
+check:  ## format, lint, types, import contracts and the fast tests, in under a minute
+	@.ci/run format lint types imports fast
+
+setup:  ## what demo, test and check need: Debian packages, the shared environment, .venv
+	@.ci/setup
+
+LOCK = $$(ls -t $(CACHE)/uv-*/bin/uv | head -n 1) pip compile --quiet --universal --python-version 3.11 \
+	--generate-hashes --no-header --no-annotate
+lock: setup  ## resolve pyproject.toml into the lock files; add UPGRADE=1 to take newer versions
+	@$(LOCK) $(if $(UPGRADE),--upgrade) --group installer -o requirements-uv.txt
+	@$(LOCK) $(if $(UPGRADE),--upgrade) pyproject.toml --group cpu --group dev -o requirements-cpu.txt
+
+down:  ## remove what the demo left: its model and its logs (nothing of it runs on)
+	rm -rf $(CACHE)/models build/demo
+
+clean: down  ## also .venv and every tool's cache; the shared environments stay in the cache folder
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

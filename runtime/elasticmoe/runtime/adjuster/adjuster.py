@@ -1,0 +1,154 @@
+"""The adjuster: holds the page table, asks the policy, applies its plans to the table.
+
+The scheduler calls it around each step and ships what `drain` returns; the simulator can do the same. Never touches
+memory or vLLM.
+"""
+
+from dataclasses import dataclass, field
+
+from elasticmoe.runtime.adjuster.policy import POLICIES
+from elasticmoe.runtime.adjuster.snapshot import Snapshot
+from elasticmoe.runtime.contract.config import RuntimeConfig
+from elasticmoe.runtime.expert_load import ExpertLoad
+from elasticmoe.runtime.pages.changes import PageDelta, Plan
+from elasticmoe.runtime.pages.placement import Geometry
+from elasticmoe.runtime.pages.pool import BlockPort, PagePool
+from elasticmoe.runtime.pages.table import PageTable
+from elasticmoe.runtime.units import ceil_div
+
+
+@dataclass(slots=True)
+class AdjusterCounts:
+    """What happened since start."""
+
+    evicted: int = 0
+    loaded: int = 0
+    rescued: int = 0
+    """Allocations that failed and went through after an eviction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The load on KV at the end of a step."""
+
+    waiting_blocks: int
+    num_running: int
+
+
+IDLE = Demand(waiting_blocks=0, num_running=0)
+
+
+def start_table(geometry: Geometry, config: RuntimeConfig, limit: int, load: ExpertLoad, port: BlockPort) -> PageTable:
+    """Return the page table at start; the same on the scheduler and on every worker, given the same arguments.
+
+    All experts that fit become resident, with the room left free above which the policy would load more.
+    """
+    pool = PagePool(geometry.tiers, geometry.num_blocks, port)
+    table = PageTable(pool, geometry.num_layers, geometry.num_experts, geometry.loading_depth)
+    offloaded = geometry.start_offload(config.adjuster.thresholds.grow_above)
+    if config.policy == "fixed":
+        offloaded = limit
+    table.place(load.ranking, offloaded)
+    return table
+
+
+@dataclass(slots=True)
+class Adjuster:
+    """Keeps every layer within the limit in force; owns the page table of the whole node's ranks."""
+
+    geometry: Geometry
+    config: RuntimeConfig
+    load: ExpertLoad
+    port: BlockPort
+    requested_limit: int | None = None
+    counts: AdjusterCounts = field(default_factory=AdjusterCounts)
+    short_pages: int = 0
+    """The largest R_b of the current step."""
+    last_plan: Plan = field(default_factory=Plan)
+    table: PageTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Place the experts."""
+        self.table = start_table(self.geometry, self.config, self.limit, self.load, self.port)
+
+    @property
+    def limit(self) -> int:
+        """Return the effective limit."""
+        return self.geometry.effective_limit(self.requested_limit)
+
+    def begin_step(self) -> None:
+        """Start a step: what was sent to be loaded with the last one is resident now."""
+        self.table.land()
+        self.short_pages = 0
+
+    def rescue(self, short_blocks: int) -> bool:
+        """Free at least `short_blocks` more blocks for KV by evicting; False, and nothing changed, if that can't be."""
+        pool, tiers = self.table.pool, self.geometry.tiers
+        num_huge = ceil_div(short_blocks, tiers.blocks_per_huge)
+        short = num_huge * tiers.pages_per_huge - pool.num_free_split_pages
+        self.short_pages = max(self.short_pages, short)
+        plan = Plan() if short <= 0 else self._plan(self.snapshot(IDLE, short_pages=short))
+        if short > 0 and not plan:
+            return False
+        before = pool.num_free_blocks
+        self._apply(plan)
+        while pool.num_free_blocks - before < short_blocks:
+            if not self.table.vacate():
+                break
+        return pool.num_free_blocks > before
+
+    def adjust(self, demand: Demand) -> None:
+        """Let the policy evict as a precaution, or load, once the step is scheduled."""
+        self._apply(self._plan(self.snapshot(demand)))
+
+    def wants_step(self) -> bool:
+        """Return whether an idle engine has something left to load or land."""
+        return self.table.is_loading or bool(self._plan(self.snapshot(IDLE)))
+
+    def drain(self) -> PageDelta:
+        """Return what the workers must apply before this step's forward."""
+        return self.table.drain()
+
+    def snapshot(self, demand: Demand, short_pages: int = 0) -> Snapshot:
+        """Return the policy's input as of now."""
+        tiers = self.geometry.tiers
+        return Snapshot(
+            short_pages=short_pages,
+            free_pages=self.table.pool.num_free_pages,
+            waiting_pages=ceil_div(demand.waiting_blocks, tiers.blocks_per_huge) * tiers.pages_per_huge,
+            num_running=demand.num_running,
+            limit=self.limit,
+            state=self.table.state.copy(),
+            num_slotted=self.table.num_slotted(),
+            buffer_depth=self.table.buffer_depth(),
+            probability=self.load.probability,
+            ranking=self.load.ranking,
+        )
+
+    def arena_by_owner(self) -> dict[str, int]:
+        """Return the arena's bytes by owner; they sum to its size."""
+        pool, tiers = self.table.pool, self.geometry.tiers
+        loading = self.table.num_loading_pages
+        used = pool.num_blocks - pool.num_lent_blocks - pool.num_free_blocks
+        free = pool.num_whole * tiers.huge_bytes + pool.num_free_split_pages * tiers.expert_bytes
+        return {
+            "expert": (pool.num_owned_pages - loading) * tiers.expert_bytes,
+            "kv": used * tiers.block_bytes,
+            "ssm": 0,
+            "loading": loading * tiers.expert_bytes,
+            "free": free,
+            "trapped": pool.num_trapped_blocks * tiers.block_bytes + pool.padding_bytes,
+        }
+
+    def _plan(self, snap: Snapshot) -> Plan:
+        return POLICIES[self.config.policy](snap, self.config.adjuster.thresholds)
+
+    def _apply(self, plan: Plan) -> None:
+        for key in plan.evict:
+            self.table.evict(key)
+        for key in plan.load:
+            self.table.load(key)
+        self.counts.evicted += len(plan.evict)
+        self.counts.loaded += len(plan.load)
+        if plan:
+            self.last_plan = plan

@@ -1,0 +1,21 @@
+"""Fixed split: each layer offloads exactly the limit, whatever the load (Fate's cache, the papers' baseline)."""
+
+from elasticmoe.runtime.adjuster.choose import choose_loads
+from elasticmoe.runtime.adjuster.snapshot import Snapshot
+from elasticmoe.runtime.contract.config import Thresholds
+from elasticmoe.runtime.pages.changes import Plan
+from elasticmoe.runtime.units import MATRICES, ExpertKey
+
+
+def plan(snap: Snapshot, thresholds: Thresholds) -> Plan:
+    """Return the evictions, then the loads, that bring each layer to `limit` offloaded experts."""
+    evict = tuple(
+        ExpertKey(layer, expert)
+        for layer in range(snap.num_layers)
+        for expert in snap.coldest(layer)[: max(0, snap.limit - int(snap.num_slotted[layer]))]
+    )
+    if evict:
+        return Plan(evict=evict, reason=f"{snap.limit} experts a layer are to be offloaded")
+    excess = int((snap.num_slotted - snap.limit).clip(min=0).sum())
+    num = min(thresholds.grow_most, snap.free_pages // MATRICES, excess)
+    return Plan(load=choose_loads(snap, num), reason=f"{snap.limit} experts a layer are to be offloaded")

@@ -1,0 +1,12 @@
+"""The policies by the name that the configuration gives them."""
+
+from collections.abc import Callable
+
+from elasticmoe.runtime.adjuster.policies import fixed, threshold
+from elasticmoe.runtime.adjuster.snapshot import Snapshot
+from elasticmoe.runtime.contract.config import PolicyName, Thresholds
+from elasticmoe.runtime.pages.changes import Plan
+
+PlanFunction = Callable[[Snapshot, Thresholds], Plan]
+
+POLICIES: dict[PolicyName, PlanFunction] = {"threshold": threshold.plan, "fixed": fixed.plan}

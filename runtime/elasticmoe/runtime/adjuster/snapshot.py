@@ -1,0 +1,47 @@
+"""What the adjuster sees of one step: a frozen value, put together by the scheduler."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from elasticmoe.runtime.pages.table import OFFLOADED, RESIDENT
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One step's input, amounts in expert pages; the arrays are read, never written."""
+
+    short_pages: int
+    """R_b: what the request that just failed to get its blocks lacks."""
+    free_pages: int
+    """F_b: pages whose blocks are all free, unreferenced cached ones included."""
+    waiting_pages: int
+    """What the requests that wait will need to start."""
+    num_running: int
+    limit: int
+    """Experts of one layer that may leave the GPU (the effective limit)."""
+    state: np.ndarray
+    """[layers, experts] int8: pages.table's states."""
+    num_slotted: np.ndarray
+    """[layers] int64: experts of the layer that hold a slot."""
+    buffer_depth: np.ndarray
+    """[loading_depth] int64: slots of each loading buffer; layer l uses buffer l mod loading_depth."""
+    probability: np.ndarray
+    """[layers, experts] float64: share of the layer's routed tokens."""
+    ranking: np.ndarray
+    """[layers, experts] int64: hottest first."""
+
+    @property
+    def num_layers(self) -> int:
+        """Return the number of MoE layers."""
+        return int(self.state.shape[0])
+
+    def coldest(self, layer: int) -> list[int]:
+        """Return the layer's resident experts, coldest first (of equals the higher id first)."""
+        order = self.ranking[layer][::-1]
+        return list(order[self.state[layer][order] == RESIDENT].tolist())
+
+    def hottest(self, layer: int) -> list[int]:
+        """Return the layer's offloaded experts, hottest first."""
+        order = self.ranking[layer]
+        return list(order[self.state[layer][order] == OFFLOADED].tolist())

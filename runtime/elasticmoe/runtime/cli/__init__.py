@@ -1,0 +1,1 @@
+"""The `elasticmoe` command: one module per subcommand."""

@@ -1,0 +1,44 @@
+"""The `elasticmoe` command: finds the subcommand and turns our errors into one sentence on stderr.
+
+`serve` takes every flag of `vllm serve`, so its part of the command line goes to it as it is.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from elasticmoe.runtime.cli import make_model
+from elasticmoe.runtime.errors import ElasticMoEError
+
+_USAGE_ERROR: Final = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return the exit status of the subcommand that `argv` names (default: the process's own arguments)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except ElasticMoEError as error:
+        print(f"elasticmoe: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+
+
+def _dispatch(words: list[str]) -> int:
+    """Run the subcommand; `serve` gets the rest of the words untouched."""
+    if words[:1] == ["serve"]:
+        from elasticmoe.runtime.cli import serve
+
+        return serve.run(words[1:])
+    args = _parser().parse_args(words)
+    status: int = args.run(args)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of all subcommands; `serve` is there for the list in `--help` alone."""
+    parser = argparse.ArgumentParser(prog="elasticmoe", description="Expert weights and KV cache in one pool of pages.")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    subparsers.add_parser("serve", add_help=False, help="vllm serve with the elastic pool; takes all its flags")
+    make_model.add_parser(subparsers)
+    return parser

@@ -1,0 +1,1 @@
+"""The test models that `elasticmoe make-model` writes: their shapes, sample text, tokenizer and weights."""

@@ -1,0 +1,118 @@
+"""The runtime's configuration: one pydantic model for `additional_config`, one value for what differs from run to run.
+
+vLLM hashes `additional_config` into its compile cache key, so what changes between runs comes by environment.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from elasticmoe.runtime.errors import ConfigError
+
+CONFIG_KEY = "elasticmoe"
+"""Our key in vLLM's additional_config."""
+
+PolicyName = Literal["threshold", "fixed"]
+Transport = Literal["local"]
+
+ENV_LIMIT = "ELASTICMOE_LIMIT"
+ENV_LIMIT_FILE = "ELASTICMOE_LIMIT_FILE"
+ENV_TRANSPORT = "ELASTICMOE_TRANSPORT"
+ENV_PROFILE = "ELASTICMOE_PROFILE"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Thresholds(_Strict):
+    """Rimuru's constants, in expert pages and experts a step."""
+
+    evict_below: int = Field(2, ge=0)
+    grow_above: int = Field(9, ge=0)
+    grow_most: int = Field(5, ge=1)
+
+
+class AdjusterConfig(_Strict):
+    """How the adjuster decides."""
+
+    thresholds: Thresholds = Thresholds()
+    half_life_tokens: int = Field(4096, ge=1)
+
+
+class RuntimeConfig(_Strict):
+    """What `additional_config["elasticmoe"]` may hold."""
+
+    policy: PolicyName = "threshold"
+    arena_bytes: int | None = Field(None, gt=0)
+    fetch: Literal["host"] = "host"
+    loading_depth: int = Field(2, ge=1)
+    adjuster: AdjusterConfig = AdjusterConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What differs from run to run; both the scheduler and the workers read it from the environment."""
+
+    limit: int | None = None
+    """Experts of one layer that may leave the GPU; None: the least that fits, + 10."""
+    limit_file: Path | None = None
+    profile: Path | None = None
+
+
+def parse_config(additional_config: Mapping[str, Any]) -> RuntimeConfig | None:
+    """Return the configuration that vLLM was given for us, or None if it was given none.
+
+    Raises ConfigError that names the key, what it may be and what it was.
+    """
+    if CONFIG_KEY not in additional_config:
+        return None
+    try:
+        return RuntimeConfig.model_validate(additional_config[CONFIG_KEY])
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from error
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(map(str, (CONFIG_KEY, *first["loc"])))
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {where}; known ones here are {', '.join(_siblings(first['loc']))}"
+    return f"{where}: {first['msg']}, but it is {first['input']!r}"
+
+
+def _siblings(loc: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = RuntimeConfig
+    for part in loc[:-1]:
+        annotation = model.model_fields[str(part)].annotation
+        model = annotation if isinstance(annotation, type) else RuntimeConfig
+    return sorted(model.model_fields)
+
+
+def parse_limit(text: str, source: str) -> int:
+    """Return an offload limit as the number that the text says; raises ConfigError naming its source."""
+    try:
+        limit = int(text.strip())
+    except ValueError:
+        limit = -1
+    if limit < 0:
+        message = f"{source}: want the experts of a layer that may be offloaded, a whole number >= 0; it is {text!r}"
+        raise ConfigError(message)
+    return limit
+
+
+def settings_from_env(env: Mapping[str, str] = os.environ) -> RunSettings:
+    """Return the run's settings; raises ConfigError that names the variable."""
+    transport = env.get(ENV_TRANSPORT, "local")
+    if transport not in get_args(Transport):
+        message = f"{ENV_TRANSPORT}: want one of {', '.join(get_args(Transport))}; it is {transport!r}"
+        raise ConfigError(message)
+    return RunSettings(
+        limit=parse_limit(env[ENV_LIMIT], ENV_LIMIT) if env.get(ENV_LIMIT) else None,
+        limit_file=Path(env[ENV_LIMIT_FILE]) if env.get(ENV_LIMIT_FILE) else None,
+        profile=Path(env[ENV_PROFILE]) if env.get(ENV_PROFILE) else None,
+    )

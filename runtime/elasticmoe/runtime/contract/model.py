@@ -1,0 +1,60 @@
+"""A MoE model as its config.json describes it: the sizes that paging needs, for the architectures that we page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elasticmoe.runtime.errors import UnsupportedError
+
+ARCHITECTURES = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of the routed experts of one model."""
+
+    moe_layers: tuple[int, ...]
+    """Which of the model's layers have routed experts, ascending."""
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    """d."""
+    intermediate_size: int
+    """f, before tensor parallelism splits it."""
+
+    @property
+    def num_layers(self) -> int:
+        """Return the number of MoE layers."""
+        return len(self.moe_layers)
+
+    def matrix_bytes(self, itemsize: int, tensor_parallel: int = 1) -> int:
+        """Return E, one expert matrix on one rank, in bytes."""
+        return self.intermediate_size // tensor_parallel * self.hidden_size * itemsize
+
+    def expert_bytes_total(self, itemsize: int, tensor_parallel: int = 1) -> int:
+        """Return the bytes of all routed experts on one rank."""
+        return 3 * self.num_layers * self.num_experts * self.matrix_bytes(itemsize, tensor_parallel)
+
+
+def parse_model_shape(architectures: Sequence[str], config: Mapping[str, Any]) -> ModelShape:
+    """Return the shape that a config.json describes; raises UnsupportedError for a model that we don't page."""
+    known = [name for name in architectures if name in ARCHITECTURES]
+    if not known:
+        message = (
+            f"the model's architecture {', '.join(architectures) or '(none)'} is not one that elasticmoe pages "
+            f"({', '.join(ARCHITECTURES)}); serve it with plain vLLM"
+        )
+        raise UnsupportedError(message)
+    step = config.get("decoder_sparse_step", 1)
+    dense = set(config.get("mlp_only_layers") or ())
+    layers = tuple(n for n in range(config["num_hidden_layers"]) if n not in dense and (n + 1) % step == 0)
+    if not layers or not config.get("num_experts"):
+        message = f"the model's config.json describes no routed experts ({known[0]}); serve it with plain vLLM"
+        raise UnsupportedError(message)
+    return ModelShape(
+        moe_layers=layers,
+        num_experts=config["num_experts"],
+        top_k=config["num_experts_per_tok"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["moe_intermediate_size"],
+    )

@@ -20,7 +20,7 @@ REGISTRY_HOSTS = (
     "proxy.golang" + ".org",
     "repo.maven" + ".apache.org",
 )
-MACHINE_PATHS = ("/ro" + "ot/", "/ho" + "me/", "/tm" + "p/", "/wo" + "rk/", "/opt/wh" + "eels")
+MACHINE_PATHS = ("/" + "root/", "/" + "home/", "/" + "tmp/", "/" + "work/", "/opt/" + "wheels")
 RESULT_KEYS = ("packages", "commit", "time_utc")
 
 

@@ -1,0 +1,134 @@
+"""Measures one burst of requests on elasticmoe and on stock vLLM, on the CPU, with the same bytes for experts and KV.
+
+Each system gets a fresh server, a short warm-up, and then the burst as often as --repeats says, with other prompts each
+time (the same for both systems), so that no prefix is cached. All requests of a burst are sent at once. Per burst:
+generated tokens/s from the first request sent to the last one finished, that over stock's, preemptions, the most
+requests running at once, experts evicted and brought back until it is calm again, median times to the first token and
+per later token, and whether every request's greedy tokens equal stock's. On the CPU a step's time says nothing about a
+GPU's: compare the counts, and the tokens/s only between the two systems.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/burst_cpu.py` finds `bench`
+
+from bench.serving.burst import BurstResult
+from bench.serving.errors import BenchError
+from bench.serving.meta import collect_meta
+from bench.serving.model import cache_folder, ensure_tiny_model
+from bench.serving.report import ELASTIC, STOCK, Row, make_row, median_by_system
+from bench.serving.scenario import (
+    COMMON,
+    START_TIMEOUT_S,
+    Load,
+    Scenario,
+    make_scenario,
+    measure,
+    start_elastic,
+    start_stock,
+    warm_up,
+)
+from bench.serving.server import Server, exit_on_sigterm
+from bench.serving.trace import mean_lengths
+
+DEFAULT_LOGS = cache_folder(os.environ) / "logs" / "burst-cpu"
+DEFAULT_OUT = Path(__file__).resolve().parent / "results" / "burst-cpu.json"
+STARTED_S = time.monotonic()
+Start = Callable[[Scenario, Path], Server]
+
+
+def say(message: str) -> None:
+    """Print a line with the seconds since the start."""
+    print(f"[{time.monotonic() - STARTED_S:4.0f} s] {message}", flush=True)
+
+
+def run_system(start: Start, scenario: Scenario, logs: Path, repeats: int) -> list[BurstResult]:
+    """The burst, repeated, on a fresh server."""
+    with start(scenario, logs) as server:
+        seconds = server.wait_healthy(START_TIMEOUT_S, say)
+        say(f"{server.spec.name} serves after {seconds:.0f} s (log: {server.spec.log})")
+        warm_up(server, scenario, say)
+        return [run_once(server, scenario, repeat) for repeat in range(repeats)]
+
+
+def run_once(server: Server, scenario: Scenario, repeat: int) -> BurstResult:
+    """One burst, and a line about it."""
+    result = measure(server, scenario, repeat, say)
+    say(
+        f"{server.spec.name} burst {repeat + 1}: {result.tok_s:.1f} tokens/s, peak {result.peak_running}, "
+        f"{result.preemptions} preemptions, {result.evictions} evicted, {result.loads} loaded"
+    )
+    return result
+
+
+def make_rows(elastic: list[BurstResult], stock: list[BurstResult]) -> list[Row]:
+    """All bursts of both systems, each beside stock's of the same repeat."""
+    pairs = list(zip(elastic, stock, strict=True))
+    return [
+        *(make_row(ELASTIC, repeat, ours, theirs) for repeat, (ours, theirs) in enumerate(pairs)),
+        *(make_row(STOCK, repeat, theirs, theirs) for repeat, (_, theirs) in enumerate(pairs)),
+    ]
+
+
+def describe(scenario: Scenario, load: Load) -> dict[str, object]:
+    """What was run: enough to run it again."""
+    prompt, output = mean_lengths(scenario.lengths)
+    return {
+        "load": asdict(load),
+        "scaling": asdict(scenario.scaling),
+        "mean_prompt_tokens": round(prompt, 1),
+        "mean_output_tokens": round(output, 1),
+        "model": asdict(scenario.shape),
+        "sizing": asdict(scenario.sizing),
+        "flags": " ".join(COMMON),
+    }
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a Qwen3-MoE checkpoint (default: the tiny model, made if missing)")
+    parser.add_argument("--requests", type=int, default=144, help="requests in a burst (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="bursts per system (%(default)s)")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where the result goes (%(default)s)")
+    parser.add_argument("--logs", type=Path, default=DEFAULT_LOGS, help="folder of the servers' logs (%(default)s)")
+    return parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    """The whole result, as it is written."""
+    meta, load = collect_meta(), Load(num_requests=args.requests)
+    scenario = make_scenario(args.model or ensure_tiny_model(say), load)
+    elastic = run_system(start_elastic, scenario, args.logs, args.repeats)
+    rows = make_rows(elastic, run_system(start_stock, scenario, args.logs, args.repeats))
+    return {
+        "meta": asdict(meta),
+        "scenario": describe(scenario, load),
+        "rows": [asdict(row) for row in rows],
+        "median": median_by_system(rows),
+    }
+
+
+def main() -> int:
+    """0 if the result was written."""
+    args = parse_args()
+    exit_on_sigterm()
+    try:
+        result = run(args)
+    except BenchError as error:
+        say(f"The bench failed: {error}")
+        return 1
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    say(f"Wrote {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

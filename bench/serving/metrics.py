@@ -1,0 +1,121 @@
+"""Snapshots of a server's /metrics, and a sampler that takes them all through a burst.
+
+Called by the burst. Only the series that a bench reads are kept.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.serving.errors import RequestFailed
+
+PREFIXES = ("elasticmoe_", "vllm:num_requests_running", "vllm:num_requests_waiting{", "vllm:num_preemptions_total")
+CONSTANT_LABELS = frozenset({"engine", "model_name", "pid"})
+ARENA = "elasticmoe_arena_bytes"
+RESIDENT = "elasticmoe_resident_experts"
+CHANGES = "elasticmoe_adjuster_changes_total"
+RUNNING = "vllm:num_requests_running"
+PREEMPTIONS = "vllm:num_preemptions_total"
+
+
+def series(name: str, **labels: str) -> str:
+    """The key of a series in a snapshot: its name and its labels in order."""
+    if not labels:
+        return name
+    return name + "{" + ",".join(f'{key}="{value}"' for key, value in sorted(labels.items())) + "}"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Values of a server's series at one moment (`at_s`, monotonic)."""
+
+    at_s: float
+    values: Mapping[str, float]
+
+    def get(self, name: str, **labels: str) -> float:
+        """The value of a series; 0 where the server does not have it, as stock vLLM with ours."""
+        return self.values.get(series(name, **labels), 0.0)
+
+    def arena(self) -> dict[str, int]:
+        """Bytes of the arena by owner; empty on a server without one."""
+        start = ARENA + '{owner="'
+        found = {key: value for key, value in self.values.items() if key.startswith(start)}
+        return {key.removeprefix(start).removesuffix('"}'): int(value) for key, value in found.items()}
+
+
+def parse(text: str, at_s: float) -> Snapshot:
+    """The kept series of an exposition text; the labels that are the same on all of them are dropped."""
+    lines = "\n".join(line for line in text.splitlines() if line.startswith(PREFIXES))
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(lines + "\n"):
+        for sample in family.samples:
+            labels = {key: value for key, value in sample.labels.items() if key not in CONSTANT_LABELS}
+            key = series(sample.name, **labels)
+            values[key] = values.get(key, 0.0) + sample.value
+    return Snapshot(at_s, values)
+
+
+class MetricsReader:
+    """Reads one server's /metrics; an async context manager that owns its connection."""
+
+    def __init__(self, base_url: str, timeout_s: float = 30.0) -> None:
+        """`timeout_s` bounds each read."""
+        self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout_s, trust_env=False)
+
+    async def __aenter__(self) -> Self:
+        """The reader itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connection."""
+        await self._http.aclose()
+
+    async def snapshot(self) -> Snapshot:
+        """The series as they are now."""
+        try:
+            response = await self._http.get("/metrics/", follow_redirects=True)
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            raise RequestFailed(
+                f"wanted the server's /metrics, reading it failed: {error!r}; see the server's log"
+            ) from error
+        return parse(response.text, time.monotonic())
+
+
+class Sampler:
+    """Takes a snapshot every `interval_s` while its `async with` block runs."""
+
+    def __init__(self, reader: MetricsReader, interval_s: float) -> None:
+        """Samples pile up in `samples`, oldest first."""
+        self.samples: list[Snapshot] = []
+        self._reader = reader
+        self._interval_s = interval_s
+        self._task: asyncio.Task[None] | None = None
+
+    async def _run(self) -> None:
+        while True:
+            self.samples.append(await self._reader.snapshot())
+            await asyncio.sleep(self._interval_s)
+
+    async def __aenter__(self) -> Self:
+        """Start sampling."""
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop sampling; a read that failed meanwhile is raised here."""
+        assert self._task is not None
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task

@@ -10,7 +10,6 @@ GPU's: compare the counts, and the tokens/s only between the two systems.
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -21,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `pyth
 
 from bench.serving.burst import BurstResult
 from bench.serving.errors import BenchError
-from bench.serving.meta import collect_meta
-from bench.serving.model import cache_folder, ensure_tiny_model
+from bench.serving.meta import ROOT, collect_meta
+from bench.serving.model import ensure_tiny_model
 from bench.serving.report import ELASTIC, STOCK, Row, make_row, median_by_system
 from bench.serving.scenario import (
     COMMON,
@@ -38,8 +37,8 @@ from bench.serving.scenario import (
 from bench.serving.server import Server, exit_on_sigterm
 from bench.serving.trace import mean_lengths
 
-DEFAULT_LOGS = cache_folder(os.environ) / "logs" / "burst-cpu"
-DEFAULT_OUT = Path(__file__).resolve().parent / "results" / "burst-cpu.json"
+DEFAULT_LOGS = ROOT / "build" / "burst-cpu"
+DEFAULT_OUT = ROOT / "bench" / "results" / "burst-cpu.json"
 STARTED_S = time.monotonic()
 Start = Callable[[Scenario, Path], Server]
 

@@ -6,7 +6,6 @@ both, and prints what happened. Exits with 1 if anything it promises did not hol
 
 import argparse
 import asyncio
-import os
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `pyth
 from bench.serving.burst import BurstResult
 from bench.serving.client import OpenAIClient
 from bench.serving.errors import BenchError
-from bench.serving.model import cache_folder, ensure_tiny_model
+from bench.serving.meta import ROOT
+from bench.serving.model import ensure_tiny_model
 from bench.serving.report import (
     ELASTIC,
     STOCK,
@@ -44,7 +44,7 @@ from bench.serving.trace import mean_lengths
 QUESTION = "Where do the experts go when many people ask at once?"
 ANSWER_TOKENS = 48
 CHAT_TIMEOUT_S = 60.0
-DEFAULT_LOGS = cache_folder(os.environ) / "logs" / "demo"
+DEFAULT_LOGS = ROOT / "build" / "demo"
 STARTED_S = time.monotonic()
 
 

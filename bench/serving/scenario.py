@@ -30,8 +30,8 @@ class Load:
     """
 
     num_requests: int = 48
-    num_held: int = 8
-    output_weight: float = 8.0
+    num_held: int = 6
+    output_weight: float = 4.0
     max_offloaded: float = 0.75
     seed: int = 0
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 TOKENS_PER_EVENT = 2
+ANSWERED = "ANSWERED"  # stands for the number of requests so far in a script's metrics
 
 
 @dataclass(slots=True)
@@ -52,6 +53,8 @@ class FakeOpenAIServer:
 class _Listener(ThreadingHTTPServer):
     """The listening socket; its handlers find the fake through it."""
 
+    request_queue_size = 256  # a burst connects all at once
+
     def __init__(self, fake: FakeOpenAIServer) -> None:
         self.fake = fake
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -67,7 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """/health and /metrics."""
-        self._answer(200, self.server.fake.script.metrics.encode())
+        script = self.server.fake.script
+        self._answer(200, script.metrics.replace(ANSWERED, str(len(script.bodies))).encode())
 
     def do_POST(self) -> None:
         """A completion or a chat completion, streamed."""

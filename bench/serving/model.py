@@ -11,8 +11,9 @@ from pathlib import Path
 
 from bench.serving.errors import BenchError
 from bench.serving.meta import ROOT
+from bench.serving.server import ELASTICMOE
 
-MAKER_FILES = "runtime/elasticmoe/runtime/cli/**/*.py"
+MAKER_FILES = ("runtime/elasticmoe/runtime/cli/make_model.py", "runtime/elasticmoe/runtime/cli/models/*.py")
 MAKE_TIMEOUT_S = 300
 
 
@@ -31,7 +32,7 @@ def hash_files(files: list[Path]) -> str:
 
 def ensure_tiny_model(say: Callable[[str], None]) -> Path:
     """The tiny model's folder; made now if the cache has none of this maker's version."""
-    maker = hash_files(list(ROOT.glob(MAKER_FILES)))
+    maker = hash_files([file for pattern in MAKER_FILES for file in ROOT.glob(pattern)])
     folder = cache_folder(os.environ) / "models" / maker / "tiny"
     if folder.exists():
         say(f"The tiny model is in {folder}")
@@ -46,7 +47,7 @@ def _make(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix="making-", dir=folder.parent))
     try:
-        command = [sys.executable, "-m", "elasticmoe.runtime.cli.main", "make-model", "tiny", str(beside / "tiny")]
+        command = [sys.executable, *ELASTICMOE, "make-model", "tiny", str(beside / "tiny")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=MAKE_TIMEOUT_S, check=False)
         if done.returncode != 0:
             raise BenchError(

@@ -26,8 +26,11 @@ POLL_S = 0.5
 STOP_GRACE_S = 30.0
 NUM_LOG_LINES = 30
 MODEL_NAME = "tiny"
-ELASTIC = ("elasticmoe.runtime.cli.main", "serve")
-STOCK = ("vllm.entrypoints.cli.main", "serve")
+ELASTICMOE = (
+    "-c",
+    "import sys; from elasticmoe.runtime.cli.main import main; sys.exit(main())",
+)  # the `elasticmoe` command
+VLLM = ("-m", "vllm.entrypoints.cli.main")
 UNSET = ("PYTHONDONTWRITEBYTECODE", "PROMETHEUS_MULTIPROC_DIR", "VLLM_CPU_KVCACHE_SPACE")
 SET = {"VLLM_USE_V2_MODEL_RUNNER": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -64,13 +67,13 @@ def server_env(environ: Mapping[str, str], extra: Mapping[str, str]) -> dict[str
 def elastic_spec(model: Path, log: Path, flags: Sequence[str]) -> ServerSpec:
     """`elasticmoe serve` on a free port; `flags` are vLLM's and the elastic ones."""
     port = find_free_port()
-    return ServerSpec("elasticmoe", ("-m", *ELASTIC, *_place(model, port), *flags), port, log)
+    return ServerSpec("elasticmoe", (*ELASTICMOE, "serve", *_place(model, port), *flags), port, log)
 
 
 def stock_spec(model: Path, log: Path, flags: Sequence[str]) -> ServerSpec:
     """`vllm serve` on a free port, with no plugin loaded."""
     port = find_free_port()
-    return ServerSpec("stock vLLM", ("-m", *STOCK, *_place(model, port), *flags), port, log, {"VLLM_PLUGINS": ""})
+    return ServerSpec("stock vLLM", (*VLLM, "serve", *_place(model, port), *flags), port, log, {"VLLM_PLUGINS": ""})
 
 
 def _place(model: Path, port: int) -> tuple[str, ...]:

@@ -26,5 +26,5 @@ lock: setup  ## resolve pyproject.toml into the lock files; add UPGRADE=1 to tak
 down:  ## remove what the demo left: its model and its logs (nothing of it runs on)
 	rm -rf $(CACHE)/models build/demo
 
-clean: down  ## also .venv and every tool's cache; the shared environments stay in the cache folder
+clean:  ## remove .venv and every tool's cache; the shared environments stay in the cache folder
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -11,7 +11,7 @@ from bench.serving.sizing import Flags, MoEShape, Sizing, read_shape, size_arena
 from bench.serving.trace import Lengths, Request, Scaling, draw_lengths, make_requests, read_trace
 
 START_TIMEOUT_S = 300.0
-WARM_UP_SEED, NUM_WARM_UP = 999_983, 4
+WARM_UP_SEED, NUM_WARM_UP = 999_983, 12
 FLAGS = Flags(block_size=16, max_model_len=512, max_num_seqs=48)
 FACTORS = tuple(0.97**power for power in range(200))  # 1 … 1/400
 COMMON = (

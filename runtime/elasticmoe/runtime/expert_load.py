@@ -15,32 +15,47 @@ from elasticmoe.runtime.errors import ConfigError
 class ExpertLoad:
     """Counts halve every `half_life_tokens` tokens, so that a shift in traffic re-ranks the experts.
 
-    Shapes: [layers, experts]. Where two experts tie, the lower id ranks first.
+    Shapes: [layers, experts]. Where two experts tie, the lower id ranks first. What is read is worked out when it is
+    read, once per change.
     """
 
     def __init__(self, num_layers: int, num_experts: int, half_life_tokens: int) -> None:
         """Start with no knowledge: every expert equally likely."""
         self._counts = np.zeros((num_layers, num_experts))
         self._half_life_tokens = half_life_tokens
-        self._refresh()
+        self._probability: np.ndarray | None = None
+        self._ranking: np.ndarray | None = None
 
     def seed(self, profile: np.ndarray, top_k: int) -> None:
         """Start from an offline profile, worth one half-life of tokens; `profile` is [layers, experts] counts."""
-        share = profile / np.maximum(profile.sum(axis=1, keepdims=True), 1)
-        self._counts = share * (self._half_life_tokens * top_k)
-        self._refresh()
+        totals = profile.sum(axis=1, keepdims=True)
+        share = np.divide(profile, totals, out=np.zeros_like(self._counts), where=totals > 0)
+        self._set(share * (self._half_life_tokens * top_k))
 
     def add(self, routed: np.ndarray, top_k: int) -> None:
         """Add [layers, experts] int counts of routed tokens, padding excluded."""
         tokens = routed.sum(axis=1, keepdims=True) / top_k
-        self._counts = self._counts * 0.5 ** (tokens / self._half_life_tokens) + routed
-        self._refresh()
+        self._set(self._counts * 0.5 ** (tokens / self._half_life_tokens) + routed)
 
-    def _refresh(self) -> None:
-        totals = self._counts.sum(axis=1, keepdims=True)
-        uniform = np.full_like(self._counts, 1 / self._counts.shape[1])
-        self.probability = np.divide(self._counts, totals, out=uniform, where=totals > 0)
-        self.ranking = np.argsort(-self.probability, axis=1, kind="stable")
+    @property
+    def probability(self) -> np.ndarray:
+        """Return each expert's share of its layer's tokens; all equal in a layer that nothing is known of."""
+        if self._probability is None:
+            totals = self._counts.sum(axis=1, keepdims=True)
+            uniform = np.full_like(self._counts, 1 / self._counts.shape[1])
+            self._probability = np.divide(self._counts, totals, out=uniform, where=totals > 0)
+        return self._probability
+
+    @property
+    def ranking(self) -> np.ndarray:
+        """Return each layer's expert ids, hottest first."""
+        if self._ranking is None:
+            self._ranking = np.argsort(-self.probability, axis=1, kind="stable")
+        return self._ranking
+
+    def _set(self, counts: np.ndarray) -> None:
+        self._counts = counts
+        self._probability = self._ranking = None
 
 
 def read_profile(path: Path, num_layers: int, num_experts: int) -> np.ndarray:
@@ -48,13 +63,17 @@ def read_profile(path: Path, num_layers: int, num_experts: int) -> np.ndarray:
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
         counts = np.asarray(document["counts"], dtype=np.float64)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         message = f"profile {path}: want JSON with a table `counts`, but it can't be read ({error}); make it anew"
         raise ConfigError(message) from error
-    if counts.shape != (num_layers, num_experts) or not np.isfinite(counts).all() or (counts < 0).any():
+    if counts.shape != (num_layers, num_experts):
         message = (
-            f"profile {path}: want {num_layers} layers of {num_experts} counts >= 0 for this model, "
-            f"it has shape {counts.shape}; make it from this model's own requests"
+            f"profile {path}: want {num_layers} layers of {num_experts} counts for this model, it has a table of shape "
+            f"{counts.shape}; make it from this model's own requests"
         )
+        raise ConfigError(message)
+    wrong = counts[~(np.isfinite(counts) & (counts >= 0))]
+    if wrong.size:
+        message = f"profile {path}: want counts >= 0, it holds {wrong[0]}; make it from this model's own requests"
         raise ConfigError(message)
     return counts

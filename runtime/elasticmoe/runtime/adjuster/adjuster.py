@@ -41,14 +41,13 @@ IDLE = Demand(waiting_blocks=0, num_running=0)
 def start_table(geometry: Geometry, config: RuntimeConfig, limit: int, load: ExpertLoad, port: BlockPort) -> PageTable:
     """Return the page table at start; the same on the scheduler and on every worker, given the same arguments.
 
-    All experts that fit become resident, with the room left free above which the policy would load more.
+    All experts that fit become resident, with the room left free above which the policy would load more, if the limit
+    lets so many leave; with the policy `fixed`, exactly the limit leaves.
     """
     pool = PagePool(geometry.tiers, geometry.num_blocks, port)
     table = PageTable(pool, geometry.num_layers, geometry.num_experts, geometry.loading_depth)
     offloaded = geometry.start_offload(config.adjuster.thresholds.grow_above)
-    if config.policy == "fixed":
-        offloaded = limit
-    table.place(load.ranking, offloaded)
+    table.place(load.ranking, limit if config.policy == "fixed" else min(limit, offloaded))
     return table
 
 
@@ -82,20 +81,23 @@ class Adjuster:
         self.short_pages = 0
 
     def rescue(self, short_blocks: int) -> bool:
-        """Free at least `short_blocks` more blocks for KV by evicting; False, and nothing changed, if that can't be."""
+        """Free at least `short_blocks` more blocks for KV by evicting; False, and nothing changed, if that can't be.
+
+        Lends no cached block, so a prefix that a request has found but not yet taken is safe.
+        """
         pool, tiers = self.table.pool, self.geometry.tiers
         num_huge = ceil_div(short_blocks, tiers.blocks_per_huge)
         short = num_huge * tiers.pages_per_huge - pool.num_free_split_pages
         self.short_pages = max(self.short_pages, short)
-        plan = Plan() if short <= 0 else self._plan(self.snapshot(IDLE, short_pages=short))
-        if short > 0 and not plan:
+        plan = self._plan(self.snapshot(IDLE, short_pages=short)) if short > 0 else Plan()
+        if not 0 < num_huge <= self.table.num_movable_huge or (short > 0 and not plan):
             return False
-        before = pool.num_free_blocks
+        wanted = pool.num_free_blocks + short_blocks
         self._apply(plan)
-        while pool.num_free_blocks - before < short_blocks:
-            if not self.table.vacate():
-                break
-        return pool.num_free_blocks > before
+        while pool.num_free_blocks < wanted:
+            is_vacated = self.table.vacate()
+            assert is_vacated, f"{pool.num_free_blocks} blocks free of {wanted} wanted after {plan}"
+        return True
 
     def adjust(self, demand: Demand) -> None:
         """Let the policy evict as a precaution, or load, once the step is scheduled."""

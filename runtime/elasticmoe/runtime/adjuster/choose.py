@@ -6,6 +6,8 @@ Amounts are net of loading buffers: an eviction that deepens its layer's buffer 
 import heapq
 from collections.abc import Iterator
 
+import numpy as np
+
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.units import MATRICES, ExpertKey
 
@@ -79,20 +81,23 @@ def choose_evictions(snap: Snapshot, pages: int) -> tuple[ExpertKey, ...] | None
 
 def choose_loads(snap: Snapshot, num: int) -> tuple[ExpertKey, ...]:
     """Return up to `num` offloaded experts, hottest first over all layers; layers above the limit come first."""
-    over = snap.num_slotted > snap.limit
-    nominees = {layer: iter(snap.hottest(layer)) for layer in range(snap.num_layers) if snap.num_slotted[layer]}
+    if num <= 0:
+        return ()
+    excess = (snap.num_offloaded - snap.limit).tolist()
+    hottest = [iter(snap.hottest(layer)) for layer in range(snap.num_layers)]
     heap: list[tuple[bool, float, int, int]] = []
 
     def nominate(layer: int) -> None:
-        expert = next(nominees[layer], None)
+        expert = next(hottest[layer], None)
         if expert is not None:
-            heapq.heappush(heap, (not over[layer], -float(snap.probability[layer, expert]), expert, layer))
+            heapq.heappush(heap, (excess[layer] <= 0, -float(snap.probability[layer, expert]), expert, layer))
 
-    for layer in nominees:
+    for layer in np.flatnonzero(snap.num_offloaded).tolist():
         nominate(layer)
     chosen: list[ExpertKey] = []
     while heap and len(chosen) < num:
         _, _, expert, layer = heapq.heappop(heap)
         chosen.append(ExpertKey(layer, expert))
+        excess[layer] -= 1
         nominate(layer)
     return tuple(chosen)

@@ -36,6 +36,11 @@ class Snapshot:
         """Return the number of MoE layers."""
         return int(self.state.shape[0])
 
+    @property
+    def num_offloaded(self) -> np.ndarray:
+        """Return [layers] int64: experts of the layer that are only in host memory, not being loaded."""
+        return np.asarray((self.state == OFFLOADED).sum(axis=1))
+
     def coldest(self, layer: int) -> list[int]:
         """Return the layer's resident experts, coldest first (of equals the higher id first)."""
         order = self.ranking[layer][::-1]

@@ -48,12 +48,13 @@ def parse_model_shape(architectures: Sequence[str], config: Mapping[str, Any]) -
     step = config.get("decoder_sparse_step", 1)
     dense = set(config.get("mlp_only_layers") or ())
     layers = tuple(n for n in range(config["num_hidden_layers"]) if n not in dense and (n + 1) % step == 0)
-    if not layers or not config.get("num_experts"):
+    num_experts = config.get("num_experts") or config.get("num_local_experts")  # the name since transformers 5
+    if not layers or not num_experts:
         message = f"the model's config.json describes no routed experts ({known[0]}); serve it with plain vLLM"
         raise UnsupportedError(message)
     return ModelShape(
         moe_layers=layers,
-        num_experts=config["num_experts"],
+        num_experts=num_experts,
         top_k=config["num_experts_per_tok"],
         hidden_size=config["hidden_size"],
         intermediate_size=config["moe_intermediate_size"],

@@ -52,9 +52,12 @@ class Geometry:
         Raises PoolTooSmallError with the numbers when no residency fits.
         """
         room = self.num_lendable - ceil_div(headroom_pages, self.tiers.pages_per_huge)
-        fits = (n for n in range(self.num_experts + 1) if self.num_huge(n) <= room)
-        least = next(fits, None)
-        if least is None:
+        excess = self.num_pages(0) - room * self.tiers.pages_per_huge
+        if excess <= 0:
+            return 0
+        gain = self.num_pages(0) - self.num_pages(1)
+        least = ceil_div(excess, gain) if gain else self.num_experts + 1
+        if least > self.num_experts:
             raise PoolTooSmallError(self._shortage())
         return least
 
@@ -77,7 +80,7 @@ class Geometry:
         return self.num_huge(limit) * self.tiers.blocks_per_huge
 
     def _shortage(self) -> str:
-        least_huge = min(self.num_huge(n) for n in range(self.num_experts + 1))
+        least_huge = self.num_huge(self.num_experts)
         experts = least_huge * self.tiers.huge_bytes
         request = (1 + self.request_blocks) * self.tiers.block_bytes
         wanted = (

@@ -4,14 +4,17 @@ The engine's block pool reports every block that KV takes or frees; the page tab
 Never touches memory: it deals in ids only.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from itertools import islice
 from typing import Protocol
 
 from elasticmoe.runtime.errors import OutOfPagesError
 from elasticmoe.runtime.pages.changes import Move
+from elasticmoe.runtime.pages.lent import LentPages
 from elasticmoe.runtime.pages.tiers import Tiers
-from elasticmoe.runtime.units import BlockId, HugeId, PageId
+from elasticmoe.runtime.units import BlockId, HugeId, PageId, ceil_div
 
 
 class BlockState(IntEnum):
@@ -36,6 +39,11 @@ class BlockPort(Protocol):
         """Return these blocks to KV, plain and free."""
 
 
+SPLIT, WHOLE_PLAIN, WHOLE_CACHED, WHOLE_MIXED = 1, 2, 4, 8
+"""Lines that a KV huge page can stand in: partly used with plain blocks free; wholly free with no, some or only cached
+blocks (WHOLE_CACHED is both of these); of the latter those with plain blocks too."""
+
+
 class PagePool:
     """Every block is used, free or lent; every expert page of a lent huge page is owned or free; nothing is both.
 
@@ -50,20 +58,15 @@ class PagePool:
         self._port = port
         self._state = bytearray([BlockState.PLAIN]) * num_blocks
         self._state[0] = BlockState.USED
-        groups = -(-num_blocks // tiers.blocks_per_huge)
-        self._plain = [self._all_blocks(HugeId(h)) for h in range(groups)]
-        self._plain[0].discard(BlockId(0))
-        self._num_cached = [0] * groups
+        groups = [HugeId(h) for h in range(ceil_div(num_blocks, tiers.blocks_per_huge))]
+        self._plain = [dict.fromkeys(b for b in self._blocks_of(h) if 0 < b < num_blocks) for h in groups]
+        self._num_cached = [0] * len(groups)
         self._num_free_blocks = num_blocks - 1
-        self._split = dict.fromkeys(h for h in map(HugeId, (0, groups - 1)) if not self.is_lendable(h))
-        self._whole_plain = dict.fromkeys(map(HugeId, range(1, self.num_huge)))
-        self._whole_cached: dict[HugeId, None] = {}
-        self._free_pages: dict[HugeId, set[PageId]] = {}
-        self._num_free_split_pages = 0
-        self._lent: set[HugeId] = set()
-
-    def _all_blocks(self, huge: HugeId) -> set[BlockId]:
-        return {BlockId(b) for b in self.tiers.blocks_of(huge) if b < self.num_blocks}
+        self._lines = {n: OrderedDict[HugeId, None]() for n in (SPLIT, WHOLE_PLAIN, WHOLE_CACHED, WHOLE_MIXED)}
+        self._lines_of = bytearray(len(groups))
+        self._lent = LentPages(tiers)
+        for huge in groups:
+            self._line_up(huge)
 
     def is_lendable(self, huge: HugeId) -> bool:
         """Return whether the huge page may ever hold experts."""
@@ -74,22 +77,27 @@ class PagePool:
     @property
     def num_free_pages(self) -> int:
         """Return F_b: expert pages that could be taken now, cached prefixes given up."""
-        return self.num_whole * self.tiers.pages_per_huge + self._num_free_split_pages
+        return self.num_whole * self.tiers.pages_per_huge + self._lent.num_free
 
     @property
     def num_free_split_pages(self) -> int:
         """Return the free expert pages of huge pages that also hold owned ones."""
-        return self._num_free_split_pages
+        return self._lent.num_free
 
     @property
     def num_whole(self) -> int:
         """Return the KV huge pages that are wholly free."""
-        return len(self._whole_plain) + len(self._whole_cached)
+        return len(self._lines[WHOLE_PLAIN]) + len(self._lines[WHOLE_CACHED])
 
     @property
     def num_free_blocks(self) -> int:
         """Return the blocks that KV could take now."""
         return self._num_free_blocks
+
+    @property
+    def num_lent_huge(self) -> int:
+        """Return the huge pages that experts hold."""
+        return len(self._lent)
 
     @property
     def num_lent_blocks(self) -> int:
@@ -99,7 +107,7 @@ class PagePool:
     @property
     def num_owned_pages(self) -> int:
         """Return the expert pages that somebody owns."""
-        return len(self._lent) * self.tiers.pages_per_huge - self._num_free_split_pages
+        return self._lent.num_owned
 
     @property
     def num_trapped_blocks(self) -> int:
@@ -118,37 +126,33 @@ class PagePool:
         self._leave_free(block)
         self._state[block] = BlockState.USED
         self._num_free_blocks -= 1
-        self._classify(self.tiers.huge_of_block(block))
+        self._line_up(self.tiers.huge_of_block(block))
 
     def free_block(self, block: BlockId, *, is_cached: bool) -> None:
         """Record that KV freed a block."""
-        if self._state[block] != BlockState.USED:
-            message = f"block {block} freed while {BlockState(self._state[block]).name}"
-            raise AssertionError(message)
+        state = BlockState(self._state[block])
+        assert block, "block 0 is the null block, which nobody may free"
+        assert state == BlockState.USED, f"block {block} freed while {state.name}"
         self._num_free_blocks += 1
         self._enter_free(block, is_cached=is_cached)
-        self._classify(self.tiers.huge_of_block(block))
+        self._line_up(self.tiers.huge_of_block(block))
 
     def uncache_block(self, block: BlockId) -> None:
         """Record that a block lost its prefix hash; no news unless it is free."""
         if self._state[block] == BlockState.CACHED:
             self._leave_free(block)
             self._enter_free(block, is_cached=False)
-            self._classify(self.tiers.huge_of_block(block))
+            self._line_up(self.tiers.huge_of_block(block))
 
     def pick_plain(self, num: int, near: HugeId | None) -> list[BlockId]:
         """Return up to num plain free blocks: the request's own huge page first, then split ones, then whole ones."""
-        picked: list[BlockId] = []
-        pools: list[Iterable[HugeId]] = [self._split, self._whole_plain, self._whole_cached]
-        if near is not None and near not in self._lent:
-            pools.insert(0, (near,))
-        seen: set[HugeId] = set()
-        for huge in (h for pool in pools for h in pool):
-            if len(picked) >= num:
-                break
-            if huge not in seen:
-                seen.add(huge)
-                picked += sorted(self._plain[huge])[: num - len(picked)]
+        picked = [] if near is None else list(islice(self._plain[near], num))
+        for line in (SPLIT, WHOLE_PLAIN, WHOLE_MIXED):
+            for huge in self._lines[line]:
+                if len(picked) >= num:
+                    return picked
+                if huge != near:
+                    picked += islice(self._plain[huge], num - len(picked))
         return picked
 
     # Experts' side
@@ -163,98 +167,67 @@ class PagePool:
             raise OutOfPagesError(message)
         taken: list[PageId] = []
         while len(taken) < num:
-            huge = min(self._free_pages, key=self._fullness, default=None)
-            free = self._free_pages[huge] if huge is not None else self._lend_huge()
-            chosen = sorted(free)[: num - len(taken)]
-            for page in chosen:
-                self._own(page)
-            taken += chosen
+            if not self._lent.num_free:
+                self._lend_huge()
+            taken += self._lent.take(num - len(taken))
         return taken
 
     def give_pages(self, pages: Iterable[PageId]) -> None:
         """Free expert pages; a huge page with none left goes back to KV at once."""
         for page in pages:
-            huge = self.tiers.huge_of_page(page)
-            free = self._free_pages.setdefault(huge, set())
-            if huge not in self._lent or page in free:
-                message = f"expert page {page} freed but nobody owns it"
-                raise AssertionError(message)
-            free.add(page)
-            self._num_free_split_pages += 1
-            if len(free) == self.tiers.pages_per_huge:
-                self._merge(huge)
+            if self._lent.give(page):
+                self._merge(self.tiers.huge_of_page(page))
 
     def plan_vacate(self, pinned: set[PageId]) -> list[Move]:
-        """Return moves that empty the fullest-to-move huge page into free pages of others, or none if that can't be.
+        """Return the fewest moves that empty one lent huge page into free pages of others, or none if that can't be.
 
         `pinned` pages stay where they are.
         """
-        for huge in sorted(self._free_pages, key=self._fullness, reverse=True):
-            owned = [p for p in map(PageId, self.tiers.pages_of(huge)) if p not in self._free_pages[huge]]
-            others = [p for h, free in self._free_pages.items() if h != huge for p in sorted(free)]
-            if len(owned) <= len(others) and pinned.isdisjoint(owned):
-                return [Move(src, dst) for src, dst in zip(owned, others, strict=False)]
-        return []
+        return self._lent.plan_vacate(pinned)
 
     def move_page(self, move: Move) -> None:
         """Hand ownership of one page over to a free page of another split huge page."""
-        self._own(move.dst)
+        self._lent.own(move.dst)
         self.give_pages([move.src])
 
     # Inside
 
-    def _fullness(self, huge: HugeId) -> tuple[int, int]:
-        return len(self._free_pages[huge]), huge
+    def _blocks_of(self, huge: HugeId) -> list[BlockId]:
+        return [BlockId(b) for b in self.tiers.blocks_of(huge)]
 
-    def _own(self, page: PageId) -> None:
-        huge = self.tiers.huge_of_page(page)
-        self._free_pages[huge].remove(page)
-        self._num_free_split_pages -= 1
-        if not self._free_pages[huge]:
-            del self._free_pages[huge]
-
-    def _lend_huge(self) -> set[PageId]:
-        """Move one whole huge page from KV to experts, all its pages free."""
-        if self._whole_plain:
-            huge = self._whole_plain.popitem()[0]
-        else:
-            huge = next(iter(self._whole_cached))
-            del self._whole_cached[huge]
-        blocks = [BlockId(b) for b in self.tiers.blocks_of(huge)]
+    def _lend_huge(self) -> None:
+        """Move one whole huge page from KV to experts: the last plain one that became whole, else the oldest cached."""
+        plain, cached = self._lines[WHOLE_PLAIN], self._lines[WHOLE_CACHED]
+        huge = next(reversed(plain)) if plain else next(iter(cached))
+        blocks = self._blocks_of(huge)
+        for block in blocks:
+            self._state[block] = BlockState.LENT
         self._plain[huge].clear()
         self._num_cached[huge] = 0
         self._num_free_blocks -= len(blocks)
-        for block in blocks:
-            self._state[block] = BlockState.LENT
-        self._lent.add(huge)
-        self._free_pages[huge] = {PageId(p) for p in self.tiers.pages_of(huge)}
-        self._num_free_split_pages += self.tiers.pages_per_huge
+        self._line_up(huge)
+        self._lent.lend(huge)
         self._port.lend(blocks)
-        return self._free_pages[huge]
 
     def _merge(self, huge: HugeId) -> None:
         """Move a huge page whose expert pages are all free back to KV."""
-        del self._free_pages[huge]
-        self._num_free_split_pages -= self.tiers.pages_per_huge
-        self._lent.remove(huge)
-        blocks = [BlockId(b) for b in self.tiers.blocks_of(huge)]
+        self._lent.unlend(huge)
+        blocks = self._blocks_of(huge)
         for block in blocks:
             self._state[block] = BlockState.PLAIN
-        self._plain[huge].update(blocks)
+        self._plain[huge].update(dict.fromkeys(blocks))
         self._num_free_blocks += len(blocks)
-        self._whole_plain[huge] = None
+        self._line_up(huge)
         self._port.give_back(blocks)
 
     def _leave_free(self, block: BlockId) -> None:
         huge = self.tiers.huge_of_block(block)
-        state = self._state[block]
-        if state == BlockState.PLAIN:
-            self._plain[huge].remove(block)
-        elif state == BlockState.CACHED:
-            self._num_cached[huge] -= 1
-        else:
-            message = f"block {block} is {BlockState(state).name}, not free"
-            raise AssertionError(message)
+        if self._state[block] == BlockState.PLAIN:
+            del self._plain[huge][block]
+            return
+        state = BlockState(self._state[block])
+        assert state == BlockState.CACHED, f"block {block} is {state.name}, not free"
+        self._num_cached[huge] -= 1
 
     def _enter_free(self, block: BlockId, *, is_cached: bool) -> None:
         huge = self.tiers.huge_of_block(block)
@@ -262,34 +235,48 @@ class PagePool:
         if is_cached:
             self._num_cached[huge] += 1
         else:
-            self._plain[huge].add(block)
+            self._plain[huge][block] = None
 
-    def _classify(self, huge: HugeId) -> None:
-        """Put a KV huge page under the one heading that fits it; a whole one keeps its place in line."""
+    def _fitting_lines(self, huge: HugeId) -> int:
         cached, plain = self._num_cached[huge], len(self._plain[huge])
-        is_whole = self.is_lendable(huge) and cached + plain == self.tiers.blocks_per_huge
-        for heading, fits in (
-            (self._split, plain > 0 and not is_whole),
-            (self._whole_plain, is_whole and not cached),
-            (self._whole_cached, is_whole and cached > 0),
-        ):
-            if fits:
-                heading.setdefault(huge, None)
-            else:
-                heading.pop(huge, None)
+        if cached + plain < self.tiers.blocks_per_huge or not self.is_lendable(huge):
+            return SPLIT if plain else 0
+        if not cached:
+            return WHOLE_PLAIN
+        return WHOLE_CACHED | WHOLE_MIXED if plain else WHOLE_CACHED
+
+    def _line_up(self, huge: HugeId) -> None:
+        """Put a huge page into the lines that fit it now; it keeps its place in those that it stays in."""
+        lines = self._fitting_lines(huge)
+        changed = lines ^ self._lines_of[huge]
+        if not changed:
+            return
+        self._lines_of[huge] = lines
+        for line, members in self._lines.items():
+            if changed & lines & line:
+                members[huge] = None
+            elif changed & line:
+                del members[huge]
 
     def check_integrity(self) -> None:
         """Raise AssertionError with the arithmetic unless every block and page has exactly one owner."""
-        free = sum(s in (BlockState.PLAIN, BlockState.CACHED) for s in self._state)
-        lent = sum(s == BlockState.LENT for s in self._state)
+        self._lent.check_integrity()
+        num = {state: self._state.count(state) for state in BlockState}
+        free = num[BlockState.PLAIN] + num[BlockState.CACHED]
         assert free == self._num_free_blocks, f"{free} blocks free, counted {self._num_free_blocks}"
-        assert lent == self.num_lent_blocks, f"{lent} blocks lent, {len(self._lent)} huge pages lent"
-        assert sum(map(len, self._plain)) + sum(self._num_cached) == free, "plain and cached blocks don't sum to free"
-        split = sum(map(len, self._free_pages.values()))
-        assert split == self._num_free_split_pages, f"{split} pages free, counted {self._num_free_split_pages}"
-        assert all(0 < len(f) < self.tiers.pages_per_huge for f in self._free_pages.values()), "an unmerged huge page"
-        for huge in range(1, self.num_huge):
-            states = {self._state[b] for b in self.tiers.blocks_of(HugeId(huge))}
-            is_whole = states <= {BlockState.PLAIN, BlockState.CACHED}
-            assert is_whole == (huge in self._whole_plain or huge in self._whole_cached), f"huge page {huge}: {states}"
-            assert (huge in self._lent) == (states == {BlockState.LENT}), f"huge page {huge} is partly lent"
+        lent = self.num_lent_blocks
+        assert num[BlockState.LENT] == lent, f"{num[BlockState.LENT]} blocks lent, under expert pages {lent}"
+        for huge in map(HugeId, range(len(self._plain))):
+            self._check_huge(huge)
+
+    def _check_huge(self, huge: HugeId) -> None:
+        blocks = [b for b in self._blocks_of(huge) if b < self.num_blocks]
+        states = [self._state[b] for b in blocks]
+        plain = {b for b, state in zip(blocks, states, strict=True) if state == BlockState.PLAIN}
+        assert plain == set(self._plain[huge]), f"huge page {huge}: plain {plain}, listed {set(self._plain[huge])}"
+        cached = states.count(BlockState.CACHED)
+        assert cached == self._num_cached[huge], f"huge page {huge}: {cached} cached, counted {self._num_cached[huge]}"
+        lines = sum(line for line, members in self._lines.items() if huge in members)
+        assert lines == self._fitting_lines(huge) == self._lines_of[huge], f"huge page {huge} in lines {lines}"
+        is_lent = set(states) == {BlockState.LENT}
+        assert (huge in self._lent) == is_lent, f"huge page {huge} is partly lent: {states}"

@@ -53,6 +53,11 @@ class PageTable:
         """Return whether a load was started and has not landed."""
         return bool(self._loading)
 
+    @property
+    def num_movable_huge(self) -> int:
+        """Return the lent huge pages that could be emptied: no page of theirs is being copied into."""
+        return self.pool.num_lent_huge - len({self.pool.tiers.huge_of_page(page) for page in self._pinned()})
+
     def num_slotted(self) -> np.ndarray:
         """Return [layers] int64: the experts of each layer that hold a slot."""
         return np.fromiter(map(len, self._slotted), dtype=np.int64, count=self.num_layers)
@@ -84,7 +89,7 @@ class PageTable:
             buffer.extend(self._take() for _ in range(offloaded))
         for layer, order in enumerate(ranking.tolist()):
             for expert in order[:keep]:
-                self._settle(ExpertKey(layer, expert), self._take())
+                self._settle(ExpertKey(layer, expert), self._take(), RESIDENT)
             self._slotted[layer].extend(order[keep:])
 
     def evict(self, key: ExpertKey) -> None:
@@ -102,9 +107,7 @@ class PageTable:
         """Reserve pages for an offloaded expert and have it copied there; it keeps its slot until `land`."""
         assert self.state[key] == OFFLOADED, f"{key} loaded but not offloaded"
         pages = self._take()
-        self._pages[key] = pages
-        self._owner.update(dict.fromkeys(pages, key))
-        self.state[key] = LOADING
+        self._settle(key, pages, LOADING)
         self._loads.append(Load(key, pages))
         self._loading.append(key)
 
@@ -118,8 +121,7 @@ class PageTable:
 
     def vacate(self) -> bool:
         """Move owned pages so that one more huge page is wholly free; return whether that could be done."""
-        pinned = {p for key in self._loading for p in self._pages[key]}
-        moves = self.pool.plan_vacate(pinned)
+        moves = self.pool.plan_vacate(self._pinned())
         for move in moves:
             self._relocate(move)
         return bool(moves)
@@ -132,6 +134,9 @@ class PageTable:
 
     # Inside
 
+    def _pinned(self) -> set[PageId]:
+        return {page for key in self._loading for page in self._pages[key]}
+
     def _take(self) -> Pages:
         w1, w3, w2 = self.pool.take_pages(MATRICES)
         return w1, w3, w2
@@ -141,10 +146,10 @@ class PageTable:
             self._owner.pop(page, None)
         self.pool.give_pages(pages)
 
-    def _settle(self, key: ExpertKey, pages: Pages) -> None:
+    def _settle(self, key: ExpertKey, pages: Pages, state: int) -> None:
         self._pages[key] = pages
         self._owner.update(dict.fromkeys(pages, key))
-        self.state[key] = RESIDENT
+        self.state[key] = state
 
     def _free_slot(self, key: ExpertKey) -> None:
         """Take an expert off its slot; the layer's last slot moves into the gap, an unused last slot is freed."""
@@ -186,6 +191,12 @@ class PageTable:
         owned += [p for buffer in self._buffers for pages in buffer for p in pages]
         assert len(owned) == len(set(owned)), "a page has two owners"
         assert len(owned) == self.pool.num_owned_pages, f"{len(owned)} pages known, {self.pool.num_owned_pages} owned"
+        owner = {page: key for key, pages in self._pages.items() for page in pages}
+        assert owner == self._owner, f"pages by owner differ: {owner.items() ^ self._owner.items()}"
+        reserved = {ExpertKey(*key) for key in np.argwhere(self.state != OFFLOADED).tolist()}
+        assert reserved == set(self._pages), f"experts with pages of their own differ: {reserved ^ set(self._pages)}"
+        loading = {ExpertKey(*key) for key in np.argwhere(self.state == LOADING).tolist()}
+        assert loading == set(self._loading), f"experts being loaded differ: {loading ^ set(self._loading)}"
         for index, buffer in enumerate(self._buffers):
             deepest = max(map(len, self._slotted[index :: self.loading_depth]))
             assert len(buffer) == deepest, f"buffer {index} has {len(buffer)} slots for {deepest} experts"

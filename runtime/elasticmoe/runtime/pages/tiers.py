@@ -71,11 +71,9 @@ class Tiers:
         return range(huge * self.blocks_per_huge, (huge + 1) * self.blocks_per_huge)
 
 
-def _candidate(expert_bytes: int, block_bytes: int, k: int) -> Tiers | None:
-    """Return the tiers with k expert pages a huge page, S padded so that its blocks cover them."""
+def _candidate(expert_bytes: int, block_bytes: int, k: int) -> Tiers:
+    """Return the tiers with k expert pages a huge page, S padded so that its blocks cover them; k * E is at least S."""
     m = k * expert_bytes // block_bytes
-    if m == 0:
-        return None
     padded, rest = divmod(k * expert_bytes, m)
     if rest or padded % ALIGN_BYTES:
         padded = align_up(padded + 1, math.gcd(expert_bytes, GRANULE_BYTES))
@@ -91,6 +89,11 @@ def fit_tiers(expert_bytes: int, block_bytes: int) -> Tiers:
         if value <= 0 or value % ALIGN_BYTES:
             message = f"{name} must be a multiple of {ALIGN_BYTES} bytes to share pages, this model's has {value}"
             raise ConfigError(message)
-    most = max(MAX_HUGE_BYTES // expert_bytes, ceil_div(block_bytes, expert_bytes))
-    found = [t for k in range(1, most + 1) if (t := _candidate(expert_bytes, block_bytes, k)) is not None]
-    return next((t for t in found if t.waste <= MAX_WASTE), min(found, key=lambda t: t.waste))
+    first = ceil_div(block_bytes, expert_bytes)
+    last = max(MAX_HUGE_BYTES // expert_bytes, first)
+    best = _candidate(expert_bytes, block_bytes, first)
+    for k in range(first + 1, last + 1):
+        if best.waste <= MAX_WASTE:
+            break
+        best = min(best, _candidate(expert_bytes, block_bytes, k), key=lambda tiers: tiers.waste)
+    return best

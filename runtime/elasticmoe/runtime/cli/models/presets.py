@@ -1,7 +1,8 @@
 """The shapes that `elasticmoe make-model` can write, and the sizes in bytes that follow from them.
 
 Sizes are chosen for their arithmetic: `tiny` has E = 2 S as Qwen3-30B-A3B, `tiny-qwen2` has E = 11/6 S as
-Qwen1.5-MoE-A2.7B, where neither size divides the other. No torch here, so that the command line stays quick.
+Qwen1.5-MoE-A2.7B, where neither size divides the other. An expert's width is a multiple of 32, as the grouped kernel of
+vLLM 0.26.0's CPU backend needs. No torch here, so that the command line stays quick.
 """
 
 from dataclasses import dataclass
@@ -64,16 +65,16 @@ _TINY: Final = Preset(
 _TINY_QWEN2: Final = Preset(
     name="tiny-qwen2",
     model_type="qwen2_moe",
-    num_layers=3,
-    num_experts=30,
+    num_layers=6,
+    num_experts=24,
     num_experts_per_tok=4,
-    hidden_size=128,
-    moe_intermediate_size=176,
-    num_heads=4,
-    num_kv_heads=4,
+    hidden_size=64,
+    moe_intermediate_size=352,
+    num_heads=2,
+    num_kv_heads=2,
     head_dim=32,
     norm_topk_prob=False,
-    moe_gain=5.0,
-    shared_intermediate_size=704,
+    moe_gain=4.0,
+    shared_intermediate_size=1408,
 )
 PRESETS: Final = {preset.name: preset for preset in (_TINY, _TINY_QWEN2)}

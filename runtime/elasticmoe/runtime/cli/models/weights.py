@@ -68,8 +68,8 @@ def gates(model: nn.Module) -> list[nn.Module]:
 def gate_weight(hidden: Tensor, fixed: Tensor, directions: Tensor) -> Tensor:
     """Return gate rows `[N, d]` whose logits over `hidden` have mean `fixed` and variance 1.
 
-    hidden: [T, d]; fixed: [N]; directions: [N, d], random, N < d. What varies is read along orthogonal directions: a norm
-    made all hidden states equally long, so other text than this spreads the logits about as far.
+    hidden: [T, d]; fixed: [N]; directions: [N, d], random, N < d. What varies is read along orthogonal directions: a
+    norm made all hidden states equally long, so other text than this spreads the logits about as far.
     """
     mean = hidden.double().mean(0)
     common = mean / mean.norm()

@@ -1,0 +1,43 @@
+"""The paged MoE in plain torch: the specification of every kernel here, and the backend on a CPU.
+
+Shapes: T tokens, N experts, K top-k, d hidden, f intermediate, P page indices of the arena view.
+"""
+
+import torch
+from torch.nn import functional
+
+
+def paged_moe(  # noqa: PLR0913 -- the operands of one fused MoE, as vLLM's own
+    hidden: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    up_pages: torch.Tensor,
+    down_pages: torch.Tensor,
+    table: torch.Tensor,
+) -> torch.Tensor:
+    """Return sum_k topk_weights[t, k] * W2 (silu(W1 x_t) * (W3 x_t)) of the K experts of each token, [T, d].
+
+    `hidden` [T, d]; `topk_weights` [T, K] float32; `topk_ids` [T, K] int; `up_pages` [P, f, d] and `down_pages`
+    [P, d, f] are two views of one arena; `table` [N, 3] int holds the index of W1's, W3's and W2's page of each expert.
+    The products of a token are summed in order of K, in the dtype of `topk_weights`.
+    Source of the address rule: Rimuru, addr_e(n, t) = B_P + p_e(n) f d + (n mod f) d + t.
+    """
+    num_tokens, top_k = topk_ids.shape
+    order = topk_ids.reshape(-1).argsort()
+    counts = torch.bincount(topk_ids.reshape(-1), minlength=table.shape[0]).tolist()
+    rows = hidden[order // top_k]  # [T * K, d], by expert
+    products = torch.empty_like(rows)
+    start = 0
+    for expert, count in enumerate(counts):
+        if not count:
+            continue
+        w1, w3, w2 = table[expert].tolist()
+        span = slice(start, start + count)
+        gate = functional.linear(rows[span], up_pages[w1])
+        up = functional.linear(rows[span], up_pages[w3])
+        products[span] = functional.linear(functional.silu(gate) * up, down_pages[w2])
+        start += count
+    by_token = torch.empty_like(products)
+    by_token[order] = products
+    weighted = by_token.view(num_tokens, top_k, -1).to(topk_weights.dtype) * topk_weights.unsqueeze(-1)
+    return weighted.sum(dim=1).to(hidden.dtype)

@@ -1,0 +1,70 @@
+"""The masters of all experts in host memory, pinned for a GPU where the driver allows it."""
+
+import logging
+
+import torch
+
+from elasticmoe.runtime.hostpool import memory
+from elasticmoe.runtime.hostpool.layout import HostLayout
+from elasticmoe.runtime.units import MATRICES, ExpertKey, mib
+
+logger = logging.getLogger(__name__)
+
+MAX_REGISTER_BYTES = 64 * 2**30
+"""One cudaHostRegister call covers at most this: larger ones fail (vllm-project/vllm#51080)."""
+
+
+class HostPool:
+    """All experts of one rank; filled by the loader, read by fetches, never written once serving."""
+
+    def __init__(self, layout: HostLayout, dtype: torch.dtype) -> None:
+        """Map the memory; nothing is touched yet."""
+        self.layout = layout
+        self.dtype = dtype
+        self.is_pinned = False
+        self._bytes = torch.frombuffer(memory.allocate(layout.pool_bytes), dtype=torch.uint8)
+
+    def gate_up(self, layer: int) -> torch.Tensor:
+        """Return the layer's W1 over W3 as vLLM's loaders want them: [N, 2 f, d]."""
+        lay = self.layout
+        return self._typed(layer).as_strided(
+            (lay.num_experts, 2 * lay.rows, lay.cols), (MATRICES * lay.rows * lay.cols, lay.cols, 1)
+        )
+
+    def down(self, layer: int) -> torch.Tensor:
+        """Return the layer's W2: [N, d, f]."""
+        lay = self.layout
+        typed = self._typed(layer)
+        size = lay.rows * lay.cols
+        return typed.as_strided(
+            (lay.num_experts, lay.cols, lay.rows), (MATRICES * size, lay.rows, 1), typed.storage_offset() + 2 * size
+        )
+
+    def matrices(self, key: ExpertKey) -> list[torch.Tensor]:
+        """Return the bytes of W1, W3 and W2 of one expert, each uint8 [E]."""
+        start, size = self.layout.offset(key), self.layout.matrix_bytes
+        return [self._bytes[start + m * size : start + (m + 1) * size] for m in range(MATRICES)]
+
+    def pin(self) -> None:
+        """Register the memory with CUDA in chunks; on failure keep it pageable, with a warning and no sticky error."""
+        cudart = torch.cuda.cudart()
+        start, end = self._bytes.data_ptr(), self._bytes.data_ptr() + self._bytes.numel()
+        done: list[int] = []
+        for chunk in range(start, end, MAX_REGISTER_BYTES):
+            error = int(cudart.cudaHostRegister(chunk, min(MAX_REGISTER_BYTES, end - chunk), 0))
+            if error:
+                cudart.cudaGetLastError() if hasattr(cudart, "cudaGetLastError") else None
+                for registered in done:
+                    cudart.cudaHostUnregister(registered)
+                logger.warning(
+                    "pinning %s of host memory failed (CUDA error %d); fetches will be slower; raise `ulimit -l`",
+                    mib(end - start),
+                    error,
+                )
+                return
+            done.append(chunk)
+        self.is_pinned = True
+
+    def _typed(self, layer: int) -> torch.Tensor:
+        start = layer * self.layout.layer_bytes
+        return self._bytes[start : start + self.layout.layer_bytes].view(self.dtype)

@@ -1,0 +1,180 @@
+"""What our workers add to vLLM's: experts in the host pool and the arena, KV packed over the same arena.
+
+Applies each step's page changes before its forward. Never decides anything.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from elasticmoe.runtime.adjuster.adjuster import start_table
+from elasticmoe.runtime.contract.config import RuntimeConfig, parse_config, settings_from_env
+from elasticmoe.runtime.contract.report import MemoryReport
+from elasticmoe.runtime.device.experts import Experts, StepReport
+from elasticmoe.runtime.device.host_pool import HostPool
+from elasticmoe.runtime.engine import refusal
+from elasticmoe.runtime.engine.geometry import page_tiers, pool_geometry, start_load
+from elasticmoe.runtime.engine.routed_experts import building
+from elasticmoe.runtime.engine.setup import model_shape
+from elasticmoe.runtime.hostpool.layout import HostLayout
+from elasticmoe.runtime.pages.placement import Geometry
+from elasticmoe.runtime.pages.tiers import Tiers
+from elasticmoe.runtime.units import BlockId
+
+logger = logging.getLogger("vllm.elasticmoe.worker")
+
+
+class _NoPort:
+    """The worker's page table has no KV side: the scheduler keeps the blocks."""
+
+    def lend(self, blocks: Sequence[BlockId]) -> None:
+        """Do nothing."""
+
+    def give_back(self, blocks: Sequence[BlockId]) -> None:
+        """Do nothing."""
+
+
+class PackedKVMixin:
+    """A model runner whose KV cache is the arena: block b of every layer lies in [b * S, (b + 1) * S)."""
+
+    elastic_storage: torch.Tensor | None = None
+
+    def _allocate_kv_cache_tensors(self: Any, kv_cache_config: KVCacheConfig) -> dict[str, torch.Tensor]:  # noqa: ANN401
+        tensors = kv_cache_config.kv_cache_tensors
+        if not tensors or not tensors[0].block_stride:
+            return dict(super()._allocate_kv_cache_tensors(kv_cache_config))
+        self.elastic_storage = torch.zeros(tensors[0].size, dtype=torch.int8, device=self.device)
+        return {name: self.elastic_storage for tensor in tensors for name in tensor.shared_by}
+
+
+def packed(kv_cache_config: KVCacheConfig, tiers: Tiers) -> KVCacheConfig:
+    """Return the configuration with every layer's KV at its own offset inside each block of S bytes."""
+    page = tiers.raw_block_bytes // len(kv_cache_config.kv_cache_tensors)
+    size = tiers.block_bytes * kv_cache_config.num_blocks
+    tensors = [
+        KVCacheTensor(size=size, shared_by=tensor.shared_by, offset=index * page, block_stride=tiers.block_bytes)
+        for index, tensor in enumerate(kv_cache_config.kv_cache_tensors)
+    ]
+    return replace(kv_cache_config, kv_cache_tensors=tensors)
+
+
+class ElasticWorkerMixin:
+    """Put before a vLLM worker class."""
+
+    experts: Experts
+
+    @property
+    def elastic_config(self: Any) -> RuntimeConfig:  # noqa: ANN401
+        """Return our part of the configuration."""
+        config = parse_config(self.vllm_config.additional_config)
+        assert config is not None, "our worker without our configuration"
+        return config
+
+    def init_device(self: Any) -> None:  # noqa: ANN401
+        """Start the device, then give its model runner the packed KV cache."""
+        super().init_device()
+        stock = type(self.model_runner)
+        self.model_runner.__class__ = type(f"Elastic{stock.__name__}", (PackedKVMixin, stock), {})
+
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Load the model, its routed experts into the host pool."""
+        shape, dtype = model_shape(self.vllm_config), self.model_config.dtype
+        layout = HostLayout(
+            num_layers=shape.num_layers,
+            num_experts=shape.num_experts,
+            rows=shape.intermediate_size // self.parallel_config.tensor_parallel_size,
+            cols=shape.hidden_size,
+            itemsize=dtype.itemsize,
+        )
+        with refusal.recorded():
+            self.experts = Experts(HostPool(layout, dtype), self.device)
+            with building(self.experts, shape):
+                super().load_model(*args, **kwargs)
+        if self.device.type == "cuda":
+            self.experts.pool.pin()
+
+    def determine_available_memory(self: Any) -> int:  # noqa: ANN401
+        """Return the arena in the units that vLLM turns into blocks: whole blocks without their padding."""
+        arena_bytes = int(super().determine_available_memory())
+        tiers = self._elastic_tiers()
+        num_blocks = arena_bytes // tiers.block_bytes
+        with refusal.recorded():
+            self._elastic_geometry(tiers, num_blocks).least_offload()
+        return int(num_blocks * tiers.raw_block_bytes)
+
+    def initialize_from_config(self: Any, kv_cache_config: KVCacheConfig) -> None:  # noqa: ANN401
+        """Allocate the arena, lay the KV cache over it and place the experts."""
+        tiers = self._elastic_tiers()
+        super().initialize_from_config(packed(kv_cache_config, tiers))
+        geometry = self._elastic_geometry(tiers, kv_cache_config.num_blocks)
+        config, settings = self.elastic_config, settings_from_env()
+        load = start_load(model_shape(self.vllm_config), config, settings)
+        table = start_table(geometry, config, geometry.effective_limit(settings.limit), load, _NoPort())
+        storage = self.model_runner.elastic_storage
+        assert storage is not None, "vLLM built its KV cache without the arena"
+        self.experts.attach(storage.view(torch.uint8), tiers, table.entries())
+        report = self._elastic_report(geometry, table.num_resident, table.num_loading_pages)
+        for line in report.lines():
+            logger.info("%s", line)
+
+    def execute_model(self: Any, scheduler_output: SchedulerOutput) -> Any:  # noqa: ANN401 -- vLLM's union of outputs
+        """Apply the step's page changes, then run it."""
+        delta = getattr(scheduler_output, "elastic", None)
+        if delta is not None:
+            self.experts.apply(delta)
+        self.experts.is_counting = True
+        try:
+            output = super().execute_model(scheduler_output)
+        finally:
+            self.experts.is_counting = False
+        self._report = self.experts.take_report() if delta is not None and delta.reports else None
+        return output
+
+    def sample_tokens(self: Any, grammar_output: Any) -> Any:  # noqa: ANN401 -- vLLM's union of outputs
+        """Sample, and send the step's counts along if they were asked for."""
+        output = super().sample_tokens(grammar_output)
+        report, self._report = self._report, None
+        return output if report is None else _with_report(output, report)
+
+    # Inside
+
+    _report: StepReport | None = None
+
+    def _elastic_tiers(self: Any) -> Tiers:  # noqa: ANN401
+        specs = self.model_runner.get_kv_cache_spec()
+        return page_tiers(self.vllm_config, [spec.page_size_bytes for spec in specs.values()])
+
+    def _elastic_geometry(self: Any, tiers: Tiers, num_blocks: int) -> Geometry:  # noqa: ANN401
+        return pool_geometry(self.vllm_config, self.elastic_config, tiers, num_blocks)
+
+    def _elastic_report(self: Any, geometry: Geometry, resident: int, loading_pages: int) -> MemoryReport:  # noqa: ANN401
+        tiers = geometry.tiers
+        return MemoryReport(
+            arena_bytes=geometry.arena_bytes,
+            expert_page_bytes=tiers.expert_bytes,
+            block_bytes=tiers.block_bytes,
+            huge_page_bytes=tiers.huge_bytes,
+            waste_ratio=tiers.waste,
+            num_blocks=geometry.num_blocks,
+            num_experts=geometry.num_layers * geometry.num_experts,
+            num_resident=resident,
+            loading_bytes=loading_pages * tiers.expert_bytes,
+            host_pool_bytes=self.experts.pool.layout.pool_bytes,
+            is_pinned=self.experts.pool.is_pinned,
+        )
+
+
+def _with_report(output: Any, report: StepReport) -> Any:  # noqa: ANN401 -- vLLM's union of outputs
+    """Return the output with the report on it; vLLM pickles outputs with their extra attributes."""
+    if isinstance(output, AsyncModelRunnerOutput):
+        wait: Callable[[], ModelRunnerOutput] = output.get_output
+        output.get_output = lambda: _with_report(wait(), report)
+    elif isinstance(output, ModelRunnerOutput):
+        output.elastic = report
+    return output

@@ -1,0 +1,109 @@
+"""The huge pages lent to experts: which of their expert pages are free, and how to empty one. Used by the page pool."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+
+from elasticmoe.runtime.pages.changes import Move
+from elasticmoe.runtime.pages.tiers import Tiers
+from elasticmoe.runtime.units import HugeId, PageId
+
+
+class LentPages:
+    """Every expert page of a lent huge page is owned or free; huge pages are in line by how many of theirs are free.
+
+    Between calls of the pool no lent huge page is wholly free.
+    """
+
+    def __init__(self, tiers: Tiers) -> None:
+        """Start with nothing lent."""
+        self._tiers = tiers
+        self._free: dict[HugeId, set[PageId]] = {}
+        self._lines = [OrderedDict[HugeId, None]() for _ in range(tiers.pages_per_huge + 1)]
+        """Lent huge pages by their number of free pages."""
+        self.num_free = 0
+
+    def __len__(self) -> int:
+        """Return the number of lent huge pages."""
+        return len(self._free)
+
+    def __contains__(self, huge: HugeId) -> bool:
+        """Return whether a huge page is lent."""
+        return huge in self._free
+
+    @property
+    def num_owned(self) -> int:
+        """Return the expert pages that somebody owns."""
+        return len(self._free) * self._tiers.pages_per_huge - self.num_free
+
+    def lend(self, huge: HugeId) -> None:
+        """Add a huge page, all its expert pages free."""
+        self._free[huge] = {PageId(p) for p in self._tiers.pages_of(huge)}
+        self.num_free += self._tiers.pages_per_huge
+        self._lines[-1][huge] = None
+
+    def unlend(self, huge: HugeId) -> None:
+        """Forget a huge page whose expert pages are all free."""
+        del self._lines[-1][huge]
+        del self._free[huge]
+        self.num_free -= self._tiers.pages_per_huge
+
+    def take(self, num: int) -> list[PageId]:
+        """Take up to `num` free pages of the huge page that has the fewest."""
+        line = next(line for line in self._lines[1:] if line)
+        pages = sorted(self._free[next(iter(line))])[:num]
+        for page in pages:
+            self.own(page)
+        return pages
+
+    def own(self, page: PageId) -> None:
+        """Take one given free page."""
+        huge = self._tiers.huge_of_page(page)
+        free = self._free.get(huge, set())
+        assert page in free, f"expert page {page} taken but not free"
+        del self._lines[len(free)][huge]
+        free.remove(page)
+        self._lines[len(free)][huge] = None
+        self.num_free -= 1
+
+    def give(self, page: PageId) -> bool:
+        """Free one owned page; return whether its huge page is wholly free now."""
+        huge = self._tiers.huge_of_page(page)
+        free = self._free.get(huge)
+        assert free is not None, f"expert page {page} freed but its huge page is not lent"
+        assert page not in free, f"expert page {page} freed but nobody owns it"
+        del self._lines[len(free)][huge]
+        free.add(page)
+        self._lines[len(free)][huge] = None
+        self.num_free += 1
+        return len(free) == self._tiers.pages_per_huge
+
+    def plan_vacate(self, pinned: set[PageId]) -> list[Move]:
+        """Return the fewest moves that empty one huge page into free pages of others, or none if that can't be.
+
+        Possible exactly when a huge page's worth of pages is free and a huge page holds no pinned one.
+        """
+        if self.num_free < self._tiers.pages_per_huge:
+            return []
+        fixed = {self._tiers.huge_of_page(page) for page in pinned}
+        huge = next((h for line in reversed(self._lines) for h in line if h not in fixed), None)
+        if huge is None:
+            return []
+        owned = [p for p in map(PageId, self._tiers.pages_of(huge)) if p not in self._free[huge]]
+        room = islice(self._free_fullest_first(but=huge), len(owned))
+        return [Move(src, dst) for src, dst in zip(owned, room, strict=True)]
+
+    def _free_fullest_first(self, but: HugeId) -> Iterator[PageId]:
+        for line in self._lines[1:]:
+            for huge in line:
+                if huge != but:
+                    yield from sorted(self._free[huge])
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError with the arithmetic unless lines and counts agree with what is free."""
+        free = sum(map(len, self._free.values()))
+        assert free == self.num_free, f"{free} expert pages free, counted {self.num_free}"
+        lines = {huge: num for num, line in enumerate(self._lines) for huge in line}
+        assert lines == {h: len(f) for h, f in self._free.items()}, f"lines {lines} of {self._free}"
+        assert sum(map(len, self._lines)) == len(self._free), "a huge page stands in two lines"
+        assert not self._lines[-1], f"unmerged huge pages {list(self._lines[-1])}"

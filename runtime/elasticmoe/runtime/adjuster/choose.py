@@ -84,7 +84,7 @@ def choose_loads(snap: Snapshot, num: int) -> tuple[ExpertKey, ...]:
     if num <= 0:
         return ()
     excess = (snap.num_offloaded - snap.limit).tolist()
-    hottest = [iter(snap.hottest(layer)) for layer in range(snap.num_layers)]
+    hottest = {layer: iter(snap.hottest(layer)) for layer in np.flatnonzero(snap.num_offloaded).tolist()}
     heap: list[tuple[bool, float, int, int]] = []
 
     def nominate(layer: int) -> None:
@@ -92,7 +92,7 @@ def choose_loads(snap: Snapshot, num: int) -> tuple[ExpertKey, ...]:
         if expert is not None:
             heapq.heappush(heap, (excess[layer] <= 0, -float(snap.probability[layer, expert]), expert, layer))
 
-    for layer in np.flatnonzero(snap.num_offloaded).tolist():
+    for layer in hottest:
         nominate(layer)
     chosen: list[ExpertKey] = []
     while heap and len(chosen) < num:

@@ -8,6 +8,6 @@ from elasticmoe.runtime.contract.config import PolicyName, Thresholds
 from elasticmoe.runtime.pages.changes import Plan
 
 PlanFunction = Callable[[Snapshot, Thresholds], Plan]
-"""With `short_pages` > 0 a plan only evicts, and frees at least so many pages net of loading buffers, or it is empty."""
+"""With `short_pages` > 0 a plan only evicts: at least so many pages net of loading buffers, or nothing."""
 
 POLICIES: dict[PolicyName, PlanFunction] = {"threshold": threshold.plan, "fixed": fixed.plan}

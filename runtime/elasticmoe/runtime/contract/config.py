@@ -4,6 +4,7 @@ vLLM hashes `additional_config` into its compile cache key, so what changes betw
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,25 +90,22 @@ def _siblings(loc: tuple[int | str, ...]) -> list[str]:
     model: type[BaseModel] = RuntimeConfig
     for part in loc[:-1]:
         annotation = model.model_fields[str(part)].annotation
-        model = annotation if isinstance(annotation, type) else RuntimeConfig
+        assert isinstance(annotation, type), f"{part} holds keys, but is {annotation}"
+        model = annotation
     return sorted(model.model_fields)
 
 
 def parse_limit(text: str, source: str) -> int:
     """Return an offload limit as the number that the text says; raises ConfigError naming its source."""
-    try:
-        limit = int(text.strip())
-    except ValueError:
-        limit = -1
-    if limit < 0:
+    if not re.fullmatch(r"\s*[0-9]{1,9}\s*", text):
         message = f"{source}: want the experts of a layer that may be offloaded, a whole number >= 0; it is {text!r}"
         raise ConfigError(message)
-    return limit
+    return int(text)
 
 
 def settings_from_env(env: Mapping[str, str] = os.environ) -> RunSettings:
-    """Return the run's settings; raises ConfigError that names the variable."""
-    transport = env.get(ENV_TRANSPORT, "local")
+    """Return the run's settings, an empty variable as an unset one; raises ConfigError that names the variable."""
+    transport = env.get(ENV_TRANSPORT) or "local"
     if transport not in get_args(Transport):
         message = f"{ENV_TRANSPORT}: want one of {', '.join(get_args(Transport))}; it is {transport!r}"
         raise ConfigError(message)

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticmoe.runtime.errors import UnsupportedError
+from elasticmoe.runtime.units import MATRICES
 
+NEEDED_KEYS = ("num_hidden_layers", "num_experts_per_tok", "hidden_size", "moe_intermediate_size")
 ARCHITECTURES = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 
 
@@ -33,7 +35,7 @@ class ModelShape:
 
     def expert_bytes_total(self, itemsize: int, tensor_parallel: int = 1) -> int:
         """Return the bytes of all routed experts on one rank."""
-        return 3 * self.num_layers * self.num_experts * self.matrix_bytes(itemsize, tensor_parallel)
+        return MATRICES * self.num_layers * self.num_experts * self.matrix_bytes(itemsize, tensor_parallel)
 
 
 def parse_model_shape(architectures: Sequence[str], config: Mapping[str, Any]) -> ModelShape:
@@ -44,6 +46,10 @@ def parse_model_shape(architectures: Sequence[str], config: Mapping[str, Any]) -
             f"the model's architecture {', '.join(architectures) or '(none)'} is not one that elasticmoe pages "
             f"({', '.join(ARCHITECTURES)}); serve it with plain vLLM"
         )
+        raise UnsupportedError(message)
+    missing = [key for key in NEEDED_KEYS if config.get(key) is None]
+    if missing:
+        message = f"the model's config.json lacks {', '.join(missing)}, which every {known[0]} has; repair it"
         raise UnsupportedError(message)
     step = config.get("decoder_sparse_step", 1)
     dense = set(config.get("mlp_only_layers") or ())

@@ -25,10 +25,12 @@ class MemoryReport:
     def lines(self) -> list[str]:
         """Return the report as log lines."""
         pinned = "pinned" if self.is_pinned else "pageable"
+        sizes = (
+            f"{self.num_blocks} blocks of {self.block_bytes} bytes, expert pages of {self.expert_page_bytes}, "
+            f"huge pages of {self.huge_page_bytes} (padding {self.waste_ratio:.2%})"
+        )
         return [
-            f"arena {mib(self.arena_bytes)}: {self.num_blocks} blocks of {self.block_bytes} bytes, "
-            f"expert pages of {self.expert_page_bytes}, huge pages of {self.huge_page_bytes} "
-            f"(padding {self.waste_ratio:.2%})",
+            f"arena {mib(self.arena_bytes)}: {sizes}",
             f"{self.num_resident} of {self.num_experts} experts resident, loading buffers {mib(self.loading_bytes)}",
             f"host pool {mib(self.host_pool_bytes)}, {pinned}",
         ]

@@ -14,7 +14,7 @@ def allocate(num_bytes: int) -> mmap.mmap:
     """
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         message = f"the host pool needs {mib(num_bytes)} of host memory, the system refused ({error}); free some"
         raise PoolTooSmallError(message) from error
     with contextlib.suppress(OSError):  # a kernel without transparent huge pages: slower to fill, nothing else

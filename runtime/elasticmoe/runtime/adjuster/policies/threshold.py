@@ -19,8 +19,8 @@ def plan(snap: Snapshot, thresholds: Thresholds) -> Plan:
     """
     if snap.short_pages > 0:
         wanted = MATRICES * ceil_div(snap.short_pages + 1, MATRICES)
-        chosen = choose_evictions(snap, wanted) or choose_evictions(snap, snap.short_pages) or ()
-        return Plan(evict=chosen, reason=f"short of {snap.short_pages} pages")
+        chosen = choose_evictions(snap, wanted) or choose_evictions(snap, snap.short_pages)
+        return Plan(evict=chosen or (), reason=f"short of {snap.short_pages} pages")
     if snap.free_pages < thresholds.evict_below:
         chosen = choose_evictions(snap, 1) if snap.num_running else None
         return Plan(evict=chosen or (), reason=f"{snap.free_pages} pages free, below {thresholds.evict_below}")

@@ -1,13 +1,11 @@
 """What holds for every test: hypothesis' profiles, the time a real engine may take, and where GPU tests are skipped."""
 
-import os
-
 import pytest
 from hypothesis import HealthCheck, settings
 
 ENGINE_TIMEOUT_S = 600.0
 
-# 300 runs of up to 50 steps: a state machine takes over 10,000 steps in CI, the same ones each time.
+# 300 runs of 50 steps: a state machine takes over 10,000 steps in CI (--hypothesis-profile=ci), the same ones each time.
 settings.register_profile(
     "ci",
     deadline=None,
@@ -18,7 +16,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("dev", deadline=None, max_examples=30, stateful_step_count=30)
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
+settings.load_profile("dev")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, settings
 
 ENGINE_TIMEOUT_S = 600.0
 
-# 300 runs of 50 steps: a state machine takes over 10,000 steps in CI (--hypothesis-profile=ci), the same ones each time.
+# 300 runs of 50 steps: a state machine takes over 10,000 in CI (--hypothesis-profile=ci), the same ones each time.
 settings.register_profile(
     "ci",
     deadline=None,

@@ -42,3 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     subparsers.add_parser("serve", add_help=False, help="vllm serve with the elastic pool; takes all its flags")
     make_model.add_parser(subparsers)
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

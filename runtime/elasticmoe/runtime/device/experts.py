@@ -58,6 +58,7 @@ class Experts:
         self._missed = 0
         self._planned = 0
 
+    @torch.inference_mode()
     def attach(self, storage: torch.Tensor, tiers: Tiers, entries: list[Entry]) -> None:
         """Move into the real arena: `storage` is uint8 [arena bytes]; copies the resident experts in."""
         self._tiers = tiers
@@ -69,6 +70,7 @@ class Experts:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    @torch.inference_mode()
     def apply(self, delta: PageDelta) -> None:
         """Apply one step's changes before its forward: earlier loads land, moves, rows, then new loads."""
         tiers = self._tiers

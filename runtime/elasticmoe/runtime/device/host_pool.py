@@ -1,5 +1,6 @@
 """The masters of all experts in host memory, pinned for a GPU where the driver allows it."""
 
+import contextlib
 import logging
 
 import torch
@@ -47,15 +48,13 @@ class HostPool:
 
     def pin(self) -> None:
         """Register the memory with CUDA in chunks; on failure keep it pageable, with a warning and no sticky error."""
-        cudart = torch.cuda.cudart()
         start, end = self._bytes.data_ptr(), self._bytes.data_ptr() + self._bytes.numel()
         done: list[int] = []
         for chunk in range(start, end, MAX_REGISTER_BYTES):
-            error = int(cudart.cudaHostRegister(chunk, min(MAX_REGISTER_BYTES, end - chunk), 0))
+            error = _register(chunk, min(MAX_REGISTER_BYTES, end - chunk))
             if error:
-                cudart.cudaGetLastError() if hasattr(cudart, "cudaGetLastError") else None
                 for registered in done:
-                    cudart.cudaHostUnregister(registered)
+                    torch.cuda.cudart().cudaHostUnregister(registered)
                 logger.warning(
                     "pinning %s of host memory failed (CUDA error %d); fetches will be slower; raise `ulimit -l`",
                     mib(end - start),
@@ -68,3 +67,12 @@ class HostPool:
     def _typed(self, layer: int) -> torch.Tensor:
         start = layer * self.layout.layer_bytes
         return self._bytes[start : start + self.layout.layer_bytes].view(self.dtype)
+
+
+def _register(start: int, num_bytes: int) -> int:
+    """Return CUDA's error code of registering host memory, 0 if it worked; leaves no error for the next launch."""
+    error = int(torch.cuda.cudart().cudaHostRegister(start, num_bytes, 0))
+    if error:
+        with contextlib.suppress(RuntimeError):  # CUDA hands its last error to the next launch: let it be this one
+            torch.empty(1, device="cuda").fill_(0)
+    return error

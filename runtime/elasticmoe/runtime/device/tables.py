@@ -1,5 +1,7 @@
 """The page table on the device, at a fixed address, with its mirror on the host."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -52,14 +54,22 @@ class DeviceTable:
         """Return [layers, experts] bool on the device: whether the row is the expert's own pages."""
         return self._resident.device
 
-    def write(self, entries: tuple[Entry, ...] | list[Entry], tiers: Tiers) -> None:
+    def write(self, entries: Sequence[Entry], tiers: Tiers) -> None:
         """Rewrite rows, in order with the forwards."""
         for entry in entries:
-            self._pages.host[entry.key] = [page_index(tiers, page) for page in entry.pages]
-            self._resident.host[entry.key] = entry.is_resident
+            self.point(entry.key, [page_index(tiers, page) for page in entry.pages], is_resident=entry.is_resident)
         if entries:
-            self._pages.send()
-            self._resident.send()
+            self.send()
+
+    def point(self, key: ExpertKey, indices: list[int], *, is_resident: bool) -> None:
+        """Rewrite one row of the mirror; the device sees it after `send`."""
+        self._pages.host[key] = indices
+        self._resident.host[key] = is_resident
+
+    def send(self) -> None:
+        """Bring the device in line with the mirror, in order with the forwards."""
+        self._pages.send()
+        self._resident.send()
 
     def row(self, key: ExpertKey) -> list[int]:
         """Return the page indices of one expert, from the mirror."""

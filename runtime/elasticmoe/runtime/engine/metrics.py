@@ -59,6 +59,7 @@ class Metrics:
         self._fetch_bytes = counter(names.FETCH_BYTES, "Bytes copied to the GPU on each rank")
         self._exposed = counter(names.EXPOSED_FETCH_SECONDS, "Seconds that compute waited for fetches")
         self._changes = counter(names.ADJUSTER_CHANGES, "Experts that the adjuster moved", "kind")
+        self._totals = {"missed": 0, "planned": 0, "exposed_s": 0.0}
         self._told = dict.fromkeys(names.CHANGE_KINDS, 0)
         self._recovering = Recovery()
         for kind in names.CHANGE_KINDS:
@@ -89,9 +90,16 @@ class Metrics:
         self._fetches.labels("planned").inc(report.planned)
         self._fetch_bytes.inc((report.missed + report.planned) * self._expert_bytes)
         self._exposed.inc(report.exposed_s)
+        self._totals["missed"] += report.missed
+        self._totals["planned"] += report.planned
+        self._totals["exposed_s"] += report.exposed_s
         routed = int(report.routed.sum())
         if routed:
             self._ratio.set(report.routed_resident / routed)
+
+    def totals(self) -> dict[str, float]:
+        """Return what the workers' reports add up to since start."""
+        return dict(self._totals)
 
     def _count(self, kind: str, total: int) -> None:
         self._changes.labels(kind).inc(total - self._told[kind])

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from elasticmoe.runtime.contract.names import ENV_REFUSAL_FILE
 from elasticmoe.runtime.errors import ElasticMoEError
 
-ENV_REFUSAL_FILE = "ELASTICMOE_REFUSAL_FILE"
 
 
 @contextmanager

@@ -93,11 +93,12 @@ class ElasticWorkerMixin:
             itemsize=dtype.itemsize,
         )
         with refusal.recorded():
-            self.experts = Experts(HostPool(layout, dtype), self.device)
+            pool = HostPool(layout, dtype)
+            if self.device.type == "cuda":
+                pool.pin()
+            self.experts = Experts(pool, self.device)
             with building(self.experts, shape):
                 super().load_model(*args, **kwargs)
-        if self.device.type == "cuda":
-            self.experts.pool.pin()
 
     def determine_available_memory(self: Any) -> int:  # noqa: ANN401
         """Return the arena in the units that vLLM turns into blocks: whole blocks without their padding."""

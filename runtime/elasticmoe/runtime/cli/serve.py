@@ -1,0 +1,119 @@
+"""`elasticmoe serve MODEL`: the OpenAI server of vLLM with the elastic pool; takes every flag of `vllm serve`.
+
+Our own flags start with --elastic-. What vLLM hashes into its compile cache goes into additional_config, what differs
+from run to run into the environment.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from elasticmoe.runtime.contract import config as contract
+from elasticmoe.runtime.contract.config import parse_config
+from elasticmoe.runtime.contract.names import ENV_REFUSAL_FILE
+from elasticmoe.runtime.errors import ConfigError, UnsupportedError
+
+ENV_METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
+USAGE = "elasticmoe serve MODEL [--elastic-… VALUE] [any flag of vllm serve]"
+
+
+def own_parser() -> argparse.ArgumentParser:
+    """Return the parser of our own flags; whatever it doesn't know is vLLM's."""
+    parser = argparse.ArgumentParser(prog="elasticmoe serve", usage=USAGE, allow_abbrev=False, add_help=False)
+    add = parser.add_argument_group("elastic pool").add_argument
+    add("--elastic-arena-bytes", metavar="N", help="GPU bytes that experts and KV cache share (default: all that is left)")
+    add("--elastic-policy", metavar="NAME", help="who gets the pages: threshold (default) or fixed")
+    add("--elastic-loading-depth", metavar="N", help="loading buffers (default 2)")
+    add("--elastic-fetch", metavar="HOW", help="what drives fetches: host")
+    add("--elastic-limit", metavar="N", help="experts of a layer that may leave the GPU (default: the least, + 10)")
+    add("--elastic-limit-file", metavar="PATH", help="file that says the limit; it may change while serving")
+    add("--elastic-profile", metavar="PATH", help="offline ranking of the experts")
+    add("--elastic-transport", metavar="NAME", help="where the experts' masters live: local")
+    return parser
+
+
+ENV_FLAGS = {
+    "elastic_limit": contract.ENV_LIMIT,
+    "elastic_limit_file": contract.ENV_LIMIT_FILE,
+    "elastic_profile": contract.ENV_PROFILE,
+    "elastic_transport": contract.ENV_TRANSPORT,
+}
+CONFIG_FLAGS = {
+    "elastic_arena_bytes": "arena_bytes",
+    "elastic_policy": "policy",
+    "elastic_loading_depth": "loading_depth",
+    "elastic_fetch": "fetch",
+}
+
+
+def vllm_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return vLLM's command line and the environment to set; raises ConfigError for a wrong value of ours."""
+    own, rest = own_parser().parse_known_args(argv)
+    for word in rest:
+        if word.startswith("--elastic-"):
+            message = f"unknown flag {word}; `elasticmoe serve --help` lists ours, all others go to vLLM"
+            raise ConfigError(message)
+    given, rest = _take_additional_config(rest)
+    ours: dict[str, Any] = dict(given.get(contract.CONFIG_KEY, {}))
+    ours |= {key: getattr(own, flag) for flag, key in CONFIG_FLAGS.items() if getattr(own, flag) is not None}
+    merged = {**given, contract.CONFIG_KEY: ours}
+    parse_config(merged)
+    env = {name: getattr(own, flag) for flag, name in ENV_FLAGS.items() if getattr(own, flag) is not None}
+    contract.settings_from_env({**os.environ, **env})
+    if "--enforce-eager" not in rest:
+        rest.append("--enforce-eager")  # fetches are driven by the host, which a captured graph can't do
+    return [*rest, "--additional-config", json.dumps(merged)], env
+
+
+def _take_additional_config(words: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Split vLLM's --additional-config (as JSON) off its command line."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--additional-config", default="{}")
+    own, rest = parser.parse_known_args(words)
+    try:
+        given = json.loads(own.additional_config)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        message = f"--additional-config: want a JSON object, it is {own.additional_config!r}"
+        raise ConfigError(message)
+    return given, rest
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until stopped; returns the exit status."""
+    if not argv or argv[0] in ("-h", "--help"):
+        own_parser().print_help()
+        print("\nAll other flags are those of `vllm serve`: see `vllm serve --help`.")
+        return 0
+    words, env = vllm_arguments(argv)
+    with tempfile.TemporaryDirectory(prefix="elasticmoe-") as scratch:
+        refusal = Path(scratch) / "refusal"
+        os.environ.update(env, **{ENV_REFUSAL_FILE: str(refusal)})
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+        os.environ.setdefault(ENV_METRICS_DIR, _made(Path(scratch) / "metrics"))
+        try:
+            return _serve(words)
+        except RuntimeError as error:
+            if not refusal.exists():
+                raise
+            raise UnsupportedError(refusal.read_text(encoding="utf-8")) from error
+
+
+def _made(folder: Path) -> str:
+    folder.mkdir()
+    return str(folder)
+
+
+def _serve(words: list[str]) -> int:
+    """Hand over to vLLM's own command."""
+    sys.argv = ["vllm", "serve", *words]
+    from vllm.entrypoints.cli.main import main as vllm_main  # noqa: PLC0415 -- reads the environment when imported
+
+    vllm_main()
+    return 0

@@ -1,11 +1,12 @@
 """Measures one burst of requests on elasticmoe and on stock vLLM, on the CPU, with the same bytes for experts and KV.
 
-Each system gets a fresh server, a short warm-up, and then the burst as often as --repeats says, the systems in turn, with
-other prompts each time (the same for both), so that no prefix is cached. All requests of a burst are sent at once. Per
-burst: generated tokens/s from the first request sent to the last one finished, that over stock's, preemptions, the most
-requests running at once, experts evicted and brought back until it is calm again, median times to the first token and
-per later token, and whether every request's greedy tokens equal stock's. On the CPU a step's time says nothing about a
-GPU's: compare the counts, and the tokens/s only between the two systems.
+Each system gets a fresh server, a short warm-up, and then the burst as often as --repeats says, the systems in turn,
+with other prompts each time (the same for both), so that no prefix is cached. All requests of a burst are sent at once.
+
+Per burst: generated tokens/s from the first request sent to the last one finished, that over stock's, preemptions, the
+most requests running at once, experts evicted and brought back until it is calm again, median times to the first token
+and per later token, and whether every request's greedy tokens equal stock's. On the CPU a step's time says nothing about
+a GPU's: compare the counts, and the tokens/s only between the two systems.
 """
 
 import argparse

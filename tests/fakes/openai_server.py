@@ -1,5 +1,6 @@
 """A small HTTP server that answers as vLLM's OpenAI server does, or fails in a chosen way. Used by tests/bench."""
 
+import contextlib
 import json
 import threading
 from dataclasses import dataclass, field
@@ -64,6 +65,11 @@ class _Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     server: _Listener
+
+    def handle(self) -> None:
+        """Serve the connection; a client may leave first, as one that was cancelled does."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
         """Say nothing."""

@@ -5,7 +5,7 @@ with other prompts each time (the same for both), so that no prefix is cached. A
 
 Per burst: generated tokens/s from the first request sent to the last one finished, that over stock's, preemptions, the
 most requests running at once, experts evicted and brought back until it is calm again, median times to the first token
-and per later token, and whether every request's greedy tokens equal stock's. On the CPU a step's time says nothing about
+and per later token, and whether every request's greedy tokens equal stock's. On the CPU a step's time says nothing of
 a GPU's: compare the counts, and the tokens/s only between the two systems.
 """
 

@@ -118,6 +118,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
 def main() -> int:
     """0 if the result was written."""
     args = parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     exit_on_sigterm()
     try:
         result = run(args)

@@ -69,7 +69,7 @@ def test_the_demo_says_what_went_wrong(
 
 def test_the_bench_writes_every_run(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     """Rows of both systems and all repeats, medians, and where it was measured."""
-    out = model / "result.json"
+    out = model / "not there yet" / "result.json"
     words = ["burst_cpu", "--model", str(model), "--repeats", "2", "--requests", "50", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", [*words, "--logs", str(model)])
     monkeypatch.setattr(burst_cpu, "exit_on_sigterm", lambda: None)

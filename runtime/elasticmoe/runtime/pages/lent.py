@@ -1,7 +1,6 @@
 """The huge pages lent to experts: which of their expert pages are free, and how to empty one. Used by the page pool."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from itertools import islice
 
 from elasticmoe.runtime.pages.changes import Move
@@ -90,14 +89,9 @@ class LentPages:
         if huge is None:
             return []
         owned = [p for p in map(PageId, self._tiers.pages_of(huge)) if p not in self._free[huge]]
-        room = islice(self._free_fullest_first(but=huge), len(owned))
+        fullest_first = (h for line in self._lines[1:] for h in line if h != huge)
+        room = islice((page for h in fullest_first for page in sorted(self._free[h])), len(owned))
         return [Move(src, dst) for src, dst in zip(owned, room, strict=True)]
-
-    def _free_fullest_first(self, but: HugeId) -> Iterator[PageId]:
-        for line in self._lines[1:]:
-            for huge in line:
-                if huge != but:
-                    yield from sorted(self._free[huge])
 
     def check_integrity(self) -> None:
         """Raise AssertionError with the arithmetic unless lines and counts agree with what is free."""

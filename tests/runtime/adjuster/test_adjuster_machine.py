@@ -1,0 +1,300 @@
+"""The page table and the adjuster against a naive model, and against a worker that knows only what it is sent.
+
+A run is what a scheduler does: requests grow (evicting where blocks are short) and end, a step is adjusted and shipped,
+the worker applies it and runs a forward that writes every block in use and every slot.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from elasticmoe.runtime.adjuster.adjuster import IDLE, Adjuster, Demand, start_table
+from elasticmoe.runtime.contract.config import PolicyName, RuntimeConfig
+from elasticmoe.runtime.expert_load import ExpertLoad
+from elasticmoe.runtime.pages.changes import Pages
+from elasticmoe.runtime.pages.placement import Geometry
+from elasticmoe.runtime.pages.table import OFFLOADED, RESIDENT
+from elasticmoe.runtime.pages.tiers import Tiers
+from elasticmoe.runtime.units import BlockId, HugeId, ceil_div
+from tests.fakes.block_port import FakeBlockPort
+from tests.fakes.mirror_worker import MirrorWorker
+from tests.fakes.tier_shapes import TIER_SHAPES
+
+PATIENT_STEPS = 100_000
+HALF_LIFE_TOKENS = 100
+TOP_K = 2
+
+
+def smallest_arena(tiers: Tiers, num_layers: int, num_experts: int, depth: int, request_blocks: int) -> int:
+    """Return the fewest blocks that hold all experts in slots, one request and the null block."""
+    least = ceil_div(3 * num_experts * min(depth, num_layers), tiers.pages_per_huge)
+    return max(1 + request_blocks, tiers.blocks_per_huge) + least * tiers.blocks_per_huge
+
+
+class AdjusterMachine(RuleBasedStateMachine):
+    """Any order of requests, routing, limits and steps keeps every byte where its reader looks for it."""
+
+    @initialize(
+        tiers=st.sampled_from(TIER_SHAPES),
+        sizes=st.tuples(st.integers(1, 5), st.integers(2, 6), st.integers(1, 3), st.integers(1, 8)),
+        spare=st.integers(0, 80),
+        policy=st.sampled_from(("threshold", "threshold", "threshold", "fixed")),
+        limit=st.integers(0, 6) | st.none(),
+    )
+    def start(
+        self, tiers: Tiers, sizes: tuple[int, int, int, int], spare: int, policy: PolicyName, limit: int | None
+    ) -> None:
+        """Start the scheduler's side and the worker's, each by itself from the same arguments."""
+        num_blocks = smallest_arena(tiers, *sizes) + spare
+        self.tiers = tiers
+        self.geometry = Geometry(tiers, num_blocks, *sizes)
+        self.config = RuntimeConfig(policy=policy)
+        self.port = FakeBlockPort(num_blocks)
+        load = ExpertLoad(self.geometry.num_layers, self.geometry.num_experts, HALF_LIFE_TOKENS)
+        self.adjuster = Adjuster(self.geometry, self.config, load, self.port, limit)
+        self.table = self.adjuster.table
+        self.pool = self.table.pool
+        self.has_begun = False
+        self.written: set[BlockId] = set()
+        self.worker = self.start_worker()
+        self.check_worker()
+
+    def start_worker(self) -> MirrorWorker:
+        """Return a worker that places its experts by itself."""
+        load = ExpertLoad(self.geometry.num_layers, self.geometry.num_experts, HALF_LIFE_TOKENS)
+        port = FakeBlockPort(self.geometry.num_blocks)
+        table = start_table(self.geometry, self.config, self.adjuster.limit, load, port)
+        assert port.lent == self.port.lent
+        return MirrorWorker(self.tiers, table.entries())
+
+    # Requests
+
+    @rule(num=st.integers(1, 12), near=st.integers(0, 200) | st.none())
+    def grow(self, num: int, near: int | None) -> None:
+        """A request takes blocks; short of them, experts are evicted, or nothing changes and it goes without."""
+        self.begin()
+        if num > len(self.port.free) and not self.rescue(num - len(self.port.free)):
+            return
+        huge = None if near is None else self.tiers.huge_of_block(BlockId(near % self.geometry.num_blocks))
+        picked = self.pool.pick_plain(num, huge)
+        for block in [*picked, *sorted(self.port.cached)[: num - len(picked)]]:
+            self.pool.use_block(block)
+            self.port.use(block)
+
+    @rule(data=st.data(), is_cached=st.booleans())
+    def end(self, data: st.DataObject, is_cached: bool) -> None:  # noqa: FBT001 -- hypothesis passes it by name
+        """A request frees blocks; blocks that were never written can't be worth keeping."""
+        written = self.written
+        for block in self.some_of(data, self.port.used):
+            self.pool.free_block(block, is_cached=is_cached and block in written)
+            self.port.let_go(block, is_cached=is_cached and block in written)
+
+    @rule(data=st.data())
+    def touch(self, data: st.DataObject) -> None:
+        """A request hits cached blocks."""
+        for block in self.some_of(data, self.port.cached):
+            self.pool.use_block(block)
+            self.port.use(block)
+
+    @rule(data=st.data())
+    def uncache(self, data: st.DataObject) -> None:
+        """Cached blocks lose their hashes."""
+        for block in self.some_of(data, self.port.cached):
+            self.pool.uncache_block(block)
+            self.port.cached.remove(block)
+            self.port.plain.add(block)
+
+    # What the adjuster is told
+
+    @rule(limit=st.integers(0, 7) | st.none())
+    def set_limit(self, limit: int | None) -> None:
+        """The limit goes up or down."""
+        self.adjuster.requested_limit = limit
+
+    @rule(data=st.data(), tokens=st.integers(0, 300))
+    def route(self, data: st.DataObject, tokens: int) -> None:
+        """Tokens favour some experts."""
+        shape = (self.geometry.num_layers, self.geometry.num_experts)
+        seed = data.draw(st.integers(0, 1000))
+        counts = np.random.default_rng(seed).multinomial(TOP_K * tokens, [1 / shape[1]] * shape[1], size=shape[0])
+        self.adjuster.load.add(counts, TOP_K)
+
+    # Steps
+
+    @rule(waiting=st.integers(0, 20), running=st.integers(0, 1))
+    def adjust_twice(self, waiting: int, running: int) -> None:
+        """An adjustment that no step follows is odd but harmless: its loads are under way when requests grow."""
+        self.adjust(Demand(waiting, running))
+
+    @rule(waiting=st.integers(0, 20), running=st.integers(0, 1))
+    def step(self, waiting: int, running: int) -> None:
+        """A step begins, is adjusted, shipped and run."""
+        self.adjust(Demand(waiting, running))
+        self.ship()
+
+    @rule()
+    def calm(self) -> None:
+        """An idle engine steps until it wants no more, which comes soon."""
+        most = 3 + 2 * self.geometry.num_layers * self.geometry.num_experts
+        while self.adjuster.wants_step():
+            self.adjust(IDLE)
+            self.ship()
+            most -= 1
+            assert most, "an idle engine never comes to rest"
+        assert not self.table.is_loading
+
+    def begin(self) -> None:
+        """Begin a step, unless it has begun."""
+        if not self.has_begun:
+            self.has_begun = True
+            self.adjuster.begin_step()
+
+    def adjust(self, demand: Demand) -> None:
+        """Adjust; whatever the policy, an expert leaves only a layer that stays within the limit."""
+        self.begin()
+        before = (self.table.state == RESIDENT).sum(axis=1)
+        self.adjuster.adjust(demand)
+        self.check_limit(before)
+
+    def ship(self) -> None:
+        """Send the delta and run the forward."""
+        self.worker.apply(self.adjuster.drain())
+        self.worker.forward(self.port.used)
+        self.written |= self.port.used
+        self.check_worker()
+        self.has_begun = False
+
+    def rescue(self, short: int) -> bool:
+        """Evict for KV: so many more blocks are free and no prefix was lost, or nothing changed and nothing could."""
+        before = (self.state_of_all(), (self.table.state == RESIDENT).sum(axis=1), len(self.port.free))
+        could = self.most_blocks_to_rescue() >= short
+        self.port.forget()
+        is_rescued = self.adjuster.rescue(short)
+        assert not self.port.lost, "an eviction for KV cost KV a prefix"
+        self.check_limit(before[1])
+        if is_rescued:
+            assert len(self.port.free) >= before[2] + short
+        else:
+            assert self.state_of_all() == before[0]
+            assert not could or self.config.policy == "fixed"
+        return is_rescued
+
+    # The naive model's arithmetic
+
+    def some_of(self, data: st.DataObject, blocks: set[BlockId]) -> set[BlockId]:
+        """Draw some of these blocks."""
+        return data.draw(st.sets(st.sampled_from(sorted(blocks)), max_size=40)) if blocks else set()
+
+    def state_of_all(self) -> tuple[object, ...]:
+        """Return everything that a change could show in."""
+        port, pool = self.port, self.pool
+        blocks = tuple(map(frozenset, (port.plain, port.cached, port.used, port.lent)))
+        return (*blocks, self.table.entries(), pool.num_owned_pages, pool.num_free_split_pages)
+
+    def most_blocks_to_rescue(self) -> int:
+        """Return the blocks that evictions within the limit could free, by trying every depth of every buffer."""
+        depth = min(self.geometry.loading_depth, self.geometry.num_layers)
+        state, limit = self.table.state, self.adjuster.limit
+        slotted, resident = (state != RESIDENT).sum(axis=1), (state == RESIDENT).sum(axis=1)
+        gain = 0
+        for buffer in range(depth):
+            layers = range(buffer, self.geometry.num_layers, depth)
+            now = int(slotted[buffer::depth].max())
+            gains = [
+                3 * (sum(max(0, min(limit, deep) - int(slotted[n])) for n in layers) - (deep - now))
+                for deep in range(now, max(now, min(limit, self.geometry.num_experts)) + 1)
+            ]
+            gain += max(gains)
+        assert (slotted + resident == self.geometry.num_experts).all()
+        experts, slots = self.worker_pages_now()
+        lent = len(self.port.lent) // self.tiers.blocks_per_huge
+        pinned = {self.tiers.huge_of_page(page) for pages in self.pages_being_loaded() for page in pages}
+        least = max(len(pinned), ceil_div(experts + slots - gain, self.tiers.pages_per_huge))
+        return (lent - least) * self.tiers.blocks_per_huge
+
+    def worker_pages_now(self) -> tuple[int, int]:
+        """Return the pages of experts and of slots, counted from the table's states."""
+        state = self.table.state
+        depth = min(self.geometry.loading_depth, self.geometry.num_layers)
+        slotted = (state != RESIDENT).sum(axis=1)
+        slots = sum(int(slotted[buffer::depth].max()) for buffer in range(depth))
+        return 3 * int((state != OFFLOADED).sum()), 3 * slots
+
+    def pages_being_loaded(self) -> list[Pages]:
+        """Return the pages that loads write into."""
+        return [self.table._pages[key] for key in self.table._loading]  # no public way to the reserved pages
+
+    def check_limit(self, resident_before: np.ndarray) -> None:
+        """Raise AssertionError if a layer lost an expert beyond the limit."""
+        resident = (self.table.state == RESIDENT).sum(axis=1)
+        beyond = self.geometry.num_experts - resident > self.adjuster.limit
+        assert not (beyond & (resident < resident_before)).any(), "a layer at the limit lost an expert"
+
+    def check_worker(self) -> None:
+        """Raise AssertionError unless the worker's table is the scheduler's and everyone reads what is theirs."""
+        assert self.worker.entries == {entry.key: entry for entry in self.table.entries()}
+        self.worker.check_slots()
+        self.worker.check(self.port.cached | (self.port.used & self.written))
+        experts, slots = self.worker.owned_pages()
+        owned = {self.tiers.huge_of_page(page) for page in experts | slots}
+        assert self.port.lent == {block for huge in owned for block in self.tiers.blocks_of(huge)}
+        by_owner = self.adjuster.arena_by_owner()
+        assert by_owner["expert"] == len(experts) * self.tiers.expert_bytes
+        assert by_owner["loading"] == len(slots) * self.tiers.expert_bytes
+
+    # What always holds
+
+    @invariant()
+    def books_balance(self) -> None:
+        """Every check of the tables passes, and the arena's labels sum to its size."""
+        self.table.check_integrity()
+        self.written = self.written & (self.port.used | self.port.cached)
+        by_owner = self.adjuster.arena_by_owner()
+        assert sum(by_owner.values()) == self.geometry.arena_bytes
+        assert min(by_owner.values()) >= 0
+        assert by_owner["kv"] == (1 + len(self.port.used)) * self.tiers.block_bytes
+        assert self.pool.num_free_blocks == len(self.port.free)
+
+    @invariant()
+    def one_request_fits(self) -> None:
+        """With no load under way, evictions can always make room for the longest request beside the null block."""
+        if self.config.policy == "fixed" or self.table.is_loading or self.above_limit():
+            return
+        room = len(self.port.used) + len(self.port.free) + max(0, self.most_blocks_to_rescue())
+        assert room >= self.geometry.request_blocks
+
+    def above_limit(self) -> bool:
+        """Return whether a lowered limit has not been reached yet."""
+        return bool(((self.table.state != RESIDENT).sum(axis=1) > self.adjuster.limit).any())
+
+    def teardown(self) -> None:
+        """When all requests end, the engine comes to rest with all resident that its policy and room allow."""
+        if not hasattr(self, "adjuster"):
+            return
+        for block in sorted(self.port.used):
+            self.pool.free_block(block, is_cached=False)
+            self.port.let_go(block, is_cached=False)
+        self.calm()
+        assert self.worker.loading == {}
+        if self.config.policy == "fixed":
+            slotted = (self.table.state != RESIDENT).sum(axis=1)
+            assert (slotted == self.adjuster.limit).all() or self.pool.num_free_pages < 3
+        elif (self.table.state != RESIDENT).any():
+            assert self.pool.num_free_pages < self.config.adjuster.thresholds.grow_above + 3
+        whole = {h for h in range(1, self.pool.num_huge) if self.port.free.issuperset(self.tiers.blocks_of(HugeId(h)))}
+        assert self.pool.num_whole + self.pool.num_lent_huge == self.pool.num_huge - 1
+        assert len(whole) == self.pool.num_whole
+
+
+AdjusterMachine.TestCase.settings = settings()
+TestAdjuster = pytest.mark.timeout(600)(AdjusterMachine.TestCase)  # ten seconds, but minutes under coverage
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_adjuster_holds_for_a_hundred_thousand_steps() -> None:
+    """The same machine, as patient as a night."""
+    patient = settings(max_examples=PATIENT_STEPS // 200, stateful_step_count=200, deadline=None, derandomize=False)
+    run_state_machine_as_test(AdjusterMachine, settings=patient)

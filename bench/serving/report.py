@@ -30,6 +30,7 @@ class Row:
     wall_s: float
     calm_s: float
     is_calm: bool
+    num_differing: int
     tokens_equal: bool
 
 
@@ -49,6 +50,7 @@ def count_differing(left: BurstResult, right: BurstResult) -> int:
 
 def make_row(system: str, repeat: int, result: BurstResult, stock: BurstResult) -> Row:
     """The numbers of one burst; `stock` is the result of the same requests on stock vLLM."""
+    num_differing = count_differing(result, stock)
     return Row(
         system=system,
         repeat=repeat,
@@ -63,7 +65,8 @@ def make_row(system: str, repeat: int, result: BurstResult, stock: BurstResult) 
         wall_s=round(result.wall_s, 2),
         calm_s=round(result.calm_s, 2),
         is_calm=result.is_calm,
-        tokens_equal=count_differing(result, stock) == 0,
+        num_differing=num_differing,
+        tokens_equal=num_differing == 0,
     )
 
 

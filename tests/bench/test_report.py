@@ -46,7 +46,8 @@ def test_one_other_token_makes_a_request_differ() -> None:
     left = make_result(completions=(make_completion((1, 2)), make_completion((3,))))
     assert count_differing(left, make_result(completions=(make_completion((1, 2)), make_completion((4,))))) == 1
     assert count_differing(left, make_result(completions=(make_completion((3,)), make_completion((1, 2))))) == 2
-    assert not make_row("elasticmoe", 0, make_elastic(), make_result(completions=(make_completion((1,)),))).tokens_equal
+    row = make_row("elasticmoe", 0, make_elastic(), make_result(completions=(make_completion((1,)),)))
+    assert (row.num_differing, row.tokens_equal) == (1, False)
 
 
 def test_results_of_different_bursts_are_not_compared() -> None:

@@ -68,15 +68,24 @@ def make_engine(args: argparse.Namespace, folder: str) -> Any:
         block_size=16,
         **extra,
     )
-    llm.collective_rpc(set_norms)
+    llm.collective_rpc(reseed)
     return llm
 
 
-def set_norms(worker: Any) -> None:
-    """Set every norm's weight to one, so that dummy weights don't silence the hidden states."""
-    for name, parameter in worker.model_runner.model.named_parameters():
+def reseed(worker: Any) -> None:
+    """Set every norm's weight to one and give each other parameter a seed of its own.
+
+    vLLM seeds all dummy weights alike, which makes the output head equal to the embedding: each request would repeat
+    its last token whatever the experts do.
+    """
+    import torch
+
+    for index, (name, parameter) in enumerate(worker.model_runner.model.named_parameters()):
         if "norm" in name:
             parameter.data.fill_(1)
+        else:
+            generator = torch.Generator(parameter.device).manual_seed(index)
+            parameter.data.uniform_(-WEIGHT_RANGE, WEIGHT_RANGE, generator=generator)
 
 
 def expert_bytes(config: Path) -> int:
@@ -167,13 +176,14 @@ def _number(request_id: str) -> tuple[int, str]:
     return (int(head) if head.isdigit() else -1, request_id)
 
 
-def combine(paths: list[str], device: str) -> dict[str, Any]:
+def combine(paths: list[str], device: str, commit: str | None) -> dict[str, Any]:
     """Return one result out of the three runs: raw figures, ratios, and whether tokens and schedules agree."""
     runs = {run["system"]: run for run in (json.loads(Path(path).read_text(encoding="utf-8")) for path in paths)}
     stock, elastic, replay = (runs[name] for name in SYSTEMS)
+    meta = {**asdict(collect_meta()), "gpu": device}
     rows = [{k: v for k, v in runs[name].items() if k not in ("tokens", "schedule")} for name in SYSTEMS]
     return {
-        "meta": {**asdict(collect_meta()), "device": device, "argv": sys.argv[1:]},
+        "meta": meta | ({"commit": commit} if commit else {}),
         "rows": rows,
         "ratio_tok_s": elastic["tok_s"] / stock["tok_s"],
         "ratio_peak": elastic["peak"] / stock["peak"],
@@ -199,11 +209,12 @@ def main() -> int:
     one.add_argument("--seed", type=int, default=0)
     three = commands.add_parser("combine")
     three.add_argument("runs", nargs=3)
-    three.add_argument("--device", required=True)
+    three.add_argument("--device", required=True, help="the GPU's name, for the result")
+    three.add_argument("--commit", help="of the tree that ran, where it is no git checkout")
     for command in (one, three):
         command.add_argument("--out", required=True)
     args = parser.parse_args()
-    result = run(args) if args.command == "run" else combine(args.runs, args.device)
+    result = run(args) if args.command == "run" else combine(args.runs, args.device, args.commit)
     Path(args.out).write_text(json.dumps(result) + "\n", encoding="utf-8")
     print({k: v for k, v in result.items() if k not in ("tokens", "schedule")})
     return 0

@@ -28,12 +28,13 @@ class Fixture:
         tiers: Tiers = ONE_PAGE,
         num_layers: int = 4,
         num_experts: int = 8,
+        loading_depth: int = 2,
         limit: int | None = None,
         policy: PolicyName = "threshold",
     ) -> None:
         """Start with so many huge pages beside huge page 0, where one request needs one block."""
         num_blocks = (1 + num_huge) * tiers.blocks_per_huge
-        self.geometry = Geometry(tiers, num_blocks, num_layers, num_experts, loading_depth=2, request_blocks=1)
+        self.geometry = Geometry(tiers, num_blocks, num_layers, num_experts, loading_depth, request_blocks=1)
         self.config = RuntimeConfig(policy=policy)
         self.port = FakeBlockPort(num_blocks)
         load = ExpertLoad(num_layers, num_experts, half_life_tokens=1000)
@@ -143,12 +144,12 @@ def test_rescue_uses_free_pages_before_it_evicts() -> None:
 def test_rescue_evicts_nobody_in_vain_while_copies_are_under_way() -> None:
     """With a load under way in every huge page that experts hold none could be emptied; once landed, one can."""
     twelve_pages = Tiers(expert_bytes=32, block_bytes=64, raw_block_bytes=64, pages_per_huge=12, blocks_per_huge=6)
-    f = Fixture(2, tiers=twelve_pages, num_layers=3, num_experts=2, limit=0)
+    f = Fixture(2, tiers=twelve_pages, num_layers=3, num_experts=2, loading_depth=1, limit=0)
     f.adjuster.requested_limit = 2
     f.use_all()
-    for layer in range(3):
-        f.table.evict(ExpertKey(layer, 0))
-        f.table.load(ExpertKey(layer, 0))
+    for change in (f.table.evict, f.table.load):
+        for layer in range(2):
+            change(ExpertKey(layer, 0))
     assert (f.table.pool.num_lent_huge, f.table.num_movable_huge) == (2, 0)
     assert not f.adjuster.rescue(1)
     assert f.adjuster.counts.evicted == 0

@@ -95,7 +95,7 @@ def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a Qwen3-MoE checkpoint (default: the tiny model, made if missing)")
-    parser.add_argument("--requests", type=int, default=144, help="requests in a burst (%(default)s)")
+    parser.add_argument("--requests", type=int, default=Load().num_requests, help="requests in a burst (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="bursts per system (%(default)s)")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where the result goes (%(default)s)")
     parser.add_argument("--logs", type=Path, default=DEFAULT_LOGS, help="folder of the servers' logs (%(default)s)")

@@ -143,6 +143,6 @@ def show_sizing(sizing: Sizing, num_requests: int, block_size: int) -> str:
     arena, kv = sizing.arena_bytes // KIB, sizing.stock_kv_bytes // KIB
     return (
         f"Both get {arena} KiB: {arena - kv} hold all experts, {kv} are left for KV, {sizing.stock_blocks} blocks of "
-        f"{block_size} tokens.\nThe burst of {num_requests} requests needs up to {sizing.peak_blocks} blocks at once. "
-        f"Stock keeps every expert; elasticmoe may offload up to {sizing.limit} of each layer."
+        f"{block_size} tokens.\nThe {num_requests} requests need up to {sizing.peak_blocks} blocks at a time. Stock "
+        f"keeps every expert; elasticmoe may offload up to {sizing.limit} of each layer."
     )

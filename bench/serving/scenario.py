@@ -25,13 +25,13 @@ COMMON = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many requests, drawn how, and how few of them stock can hold at once.
+    """How many requests, and how few of them (`num_held`, of mean length) stock can hold at once.
 
-    Outputs shrink `output_weight` times less than prompts: a small model answers in milliseconds, and at one factor for
-    both a burst would be over before anyone could watch it.
+    They are as long as they can be if at most `max_offloaded` of each layer's experts give way. Outputs shrink
+    `output_weight` times less than prompts: at one factor for both, the answers would be over before anyone could watch.
     """
 
-    num_requests: int = 48
+    num_requests: int = 144
     num_held: int = 6
     output_weight: float = 4.0
     max_offloaded: float = 0.75
@@ -62,8 +62,9 @@ def make_scenario(model: Path, load: Load) -> Scenario:
         sizing = size_arena(shape, FLAGS, lengths, load.num_held)
         if sizing is not None and sizing.limit <= load.max_offloaded * shape.num_experts:
             return Scenario(model, shape, sizing, lengths, scaling)
+    num_running = min(load.num_requests, FLAGS.max_num_seqs)
     raise BadScenario(
-        f"wanted to hold {load.num_requests} requests at once, offloading {load.max_offloaded:.0%} of the experts "
+        f"wanted to hold {num_running} requests at once, offloading {load.max_offloaded:.0%} of the experts "
         "makes no room even for short ones: send fewer requests, or let stock hold more of them"
     )
 

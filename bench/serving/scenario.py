@@ -28,7 +28,7 @@ class Load:
     """How many requests, and how few of them (`num_held`, of mean length) stock can hold at once.
 
     They are as long as they can be if at most `max_offloaded` of each layer's experts give way. Outputs shrink
-    `output_weight` times less than prompts: at one factor for both, the answers would be over before anyone could watch.
+    `output_weight` times less than prompts: at one factor for both, the answers would be over at once.
     """
 
     num_requests: int = 144

@@ -1,0 +1,132 @@
+"""`elasticmoe serve` over HTTP: our series on /metrics, and the limit's file on an idle and on a busy engine."""
+
+import concurrent.futures
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.serving.server import Server, elastic_spec
+from elasticmoe.runtime.contract import names
+from tests.engine.sizes import arena_bytes, read_shape
+
+pytestmark = pytest.mark.vllm
+
+LIMIT_S = 2.0
+"""A new limit must reach the engine within this."""
+FLAGS = ("--dtype", "float32", "--block-size", "16", "--max-model-len", "512", "--max-num-seqs", "32")
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server that answers, and the file that says its limit."""
+
+    url: str
+    limit_file: Path
+    log: Path
+    arena: int
+    num_experts: int
+
+    def samples(self) -> dict[tuple[str, str], float]:
+        """Return every sample of ours by its name and its label's value."""
+        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        families = text_string_to_metric_families(text)
+        samples = (s for family in families for s in family.samples if s.name.startswith("elasticmoe_"))
+        return {(s.name, next(iter(s.labels.values()), "")): s.value for s in samples}
+
+    def limit(self, kind: str = "requested") -> float:
+        """Return the offload limit as /metrics has it."""
+        return self.samples()[names.OFFLOAD_LIMIT, kind]
+
+    def wait_for_limit(self, limit: int) -> float:
+        """Return after how many seconds the limit is in force; fails after five."""
+        start_s = time.monotonic()
+        while self.limit() != limit:
+            assert time.monotonic() - start_s < 5, f"limit {limit} not in force, it is {self.limit()}"
+            time.sleep(0.05)
+        return time.monotonic() - start_s
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        """Return the answer to one completion request."""
+        answer = httpx.post(f"{self.url}/v1/completions", json={"model": "tiny", **body}, timeout=120)
+        answer.raise_for_status()
+        parsed: dict[str, Any] = answer.json()
+        return parsed
+
+
+@pytest.fixture(scope="module")
+def serving(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """Give a server of the tiny model with a limit file that is not there yet."""
+    folder = tmp_path_factory.mktemp("serving")
+    arena = arena_bytes(tiny, 16, 80)
+    limit_file = folder / "limit"
+    own = ("--elastic-arena-bytes", str(arena), "--elastic-limit-file", str(limit_file))
+    spec = elastic_spec(tiny, folder / "log", (*FLAGS, *own))
+    with Server(spec) as server:
+        server.wait_healthy(300, print)
+        yield Serving(spec.base_url, limit_file, spec.log, arena, read_shape(tiny).num_experts)
+
+
+def test_the_arena_labels_sum_to_its_size(serving: Serving) -> None:
+    """elasticmoe_arena_bytes over all owners is the arena, up to the last part of a block."""
+    owners = {owner: serving.samples()[names.ARENA_BYTES, owner] for owner in names.ARENA_OWNERS}
+    assert serving.arena - 2**16 < sum(owners.values()) <= serving.arena
+
+
+def test_every_series_is_there_from_the_start(serving: Serving) -> None:
+    """All of design's series are exported before anything happened, with each kind of label."""
+    have = {name for name, _ in serving.samples()}
+    want = {value for key, value in vars(names).items() if key.isupper() and str(value).startswith("elasticmoe_")}
+    assert want <= have
+
+
+def test_an_idle_engine_takes_a_new_limit(serving: Serving) -> None:
+    """A file that appears, and one that changes, is in force within two seconds without a request."""
+    serving.limit_file.write_text("7\n")
+    assert serving.wait_for_limit(7) < LIMIT_S
+    serving.limit_file.write_text("3")
+    assert serving.wait_for_limit(3) < LIMIT_S
+    assert serving.limit("effective") == 3
+
+
+def test_a_busy_engine_takes_a_new_limit(serving: Serving) -> None:
+    """Under load a changed file is in force within two seconds, and the requests go on."""
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        body = {"prompt": [[5, 6, 7, 8]], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+        answers = [pool.submit(serving.complete, **body) for _ in range(8)]
+        time.sleep(0.5)
+        serving.limit_file.write_text("9")
+        taken_s = serving.wait_for_limit(9)
+        still_busy = [not answer.done() for answer in answers]
+        texts = {answer.result()["choices"][0]["text"] for answer in answers}
+    assert any(still_busy), "the requests ended before the limit changed: the test showed nothing"
+    assert taken_s < LIMIT_S
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("content", ["", "many", "-1", "3.5", "100000", None])
+def test_a_wrong_limit_file_changes_nothing(serving: Serving, content: str | None) -> None:
+    """A file that is empty, no number, out of range or gone leaves the limit, and a wrong one is warned of by name."""
+    serving.limit_file.write_text("4")
+    serving.wait_for_limit(4)
+    before = serving.log.read_text().count("the limit stays as it was")
+    if content is None:
+        serving.limit_file.unlink()
+    else:
+        serving.limit_file.write_text(content)
+    time.sleep(1.5)
+    assert serving.limit() == 4
+    log = serving.log.read_text()
+    assert log.count("the limit stays as it was") - before == (1 if content else 0)
+    assert not content or str(serving.limit_file) in log
+
+
+def test_vllms_flags_pass_through(serving: Serving) -> None:
+    """vLLM's own flags hold: the served name and the context length are what its command line said."""
+    models = httpx.get(f"{serving.url}/v1/models", timeout=10).json()["data"]
+    assert [(m["id"], m["max_model_len"]) for m in models] == [("tiny", 512)]

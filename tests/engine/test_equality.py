@@ -80,7 +80,9 @@ def test_the_limit_going_up_and_down(model: Path, requests: Requests, stock_toke
     shape = read_shape(model)
     limits = [shape.num_experts, 2, 5, 0, shape.num_experts // 2, 1]
     with running(model, {"arena_bytes": arena_bytes(model, BLOCK_SIZE, TIGHT_BLOCKS)}) as engine:
-        engine.on_step = lambda step: engine.scheduler._on_limit(limits[step // 7 % len(limits)]) if step % 7 == 0 else None
+        engine.on_step = lambda step: (
+            engine.scheduler._on_limit(limits[step // 7 % len(limits)]) if step % 7 == 0 else None
+        )
         assert engine.generate(requests) == stock_tokens
         engine.on_step = lambda _: None
         assert engine.adjuster.counts.evicted > 0

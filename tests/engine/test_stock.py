@@ -38,7 +38,9 @@ print("TOLD" + json.dumps(told))
 
 
 def _told(model: Path, plugins: str | None) -> dict[str, Any]:
-    env = {k: v for k, v in os.environ.items() if k != "VLLM_PLUGINS"} | ({} if plugins is None else {"VLLM_PLUGINS": plugins})
+    env = {k: v for k, v in os.environ.items() if k != "VLLM_PLUGINS"} | (
+        {} if plugins is None else {"VLLM_PLUGINS": plugins}
+    )
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(model)], capture_output=True, text=True, env=env, timeout=300, check=False
     )

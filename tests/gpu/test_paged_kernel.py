@@ -20,7 +20,9 @@ def _case(num_tokens: int, *, top_k: int, num_experts: int, f: int, d: int, slac
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 16, 17, 61, 256, 1021])
-@pytest.mark.parametrize(("f", "d", "num_experts", "slack"), [(768, 2048, 128, 0), (96, 256, 16, 64), (1408, 512, 60, 0)])
+@pytest.mark.parametrize(
+    ("f", "d", "num_experts", "slack"), [(768, 2048, 128, 0), (96, 256, 16, 64), (1408, 512, 60, 0)]
+)
 def test_the_kernel_agrees_with_the_reference(num_tokens: int, f: int, d: int, num_experts: int, slack: int) -> None:
     """Shuffled pages, with and without gaps between them, give the reference's result up to bf16 rounding."""
     from elasticmoe.kernels.reference import paged_moe

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 
-def paged_moe(  # noqa: PLR0913 -- the operands of one fused MoE, as vLLM's own
+def paged_moe(
     hidden: torch.Tensor,
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
@@ -39,5 +39,5 @@ def paged_moe(  # noqa: PLR0913 -- the operands of one fused MoE, as vLLM's own
         start += count
     by_token = torch.empty_like(products)
     by_token[order] = products
-    weighted = by_token.view(num_tokens, top_k, -1).to(topk_weights.dtype) * topk_weights.unsqueeze(-1)
+    weighted = by_token.view(num_tokens, top_k, hidden.shape[1]).to(topk_weights.dtype) * topk_weights.unsqueeze(-1)
     return weighted.sum(dim=1).to(hidden.dtype)

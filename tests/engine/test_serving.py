@@ -127,6 +127,6 @@ def test_a_wrong_limit_file_changes_nothing(serving: Serving, content: str | Non
 
 
 def test_vllms_flags_pass_through(serving: Serving) -> None:
-    """vLLM's own flags hold: the served name and the context length are what its command line said."""
+    """VLLM's own flags hold: the served name and the context length are what its command line said."""
     models = httpx.get(f"{serving.url}/v1/models", timeout=10).json()["data"]
     assert [(m["id"], m["max_model_len"]) for m in models] == [("tiny", 512)]

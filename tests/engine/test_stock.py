@@ -27,7 +27,7 @@ with running(Path(sys.argv[1]), kv_cache_memory_bytes=2**26) as engine:
         "pool": type(engine.scheduler.kv_cache_manager.block_pool).__module__,
         "worker": type(worker).__module__,
         "runner": type(worker.model_runner).__module__,
-        "experts": sorted({type(m).__module__ for m in worker.model_runner.model.modules() if "Expert" in type(m).__name__}),
+        "layers": sorted({type(module).__module__ for module in worker.model_runner.model.modules()}),
         "replaced": sorted(op_registry_oot),
         "ours": sorted(name for name in sys.modules if name.startswith("elasticmoe.runtime.device")),
         "arena": config.cache_config.kv_cache_memory_bytes,

@@ -136,7 +136,9 @@ class AdjusterMachine(RuleBasedStateMachine):
 
     @rule()
     def calm(self) -> None:
-        """An idle engine steps until it wants no more, which comes soon."""
+        """A step that has begun is finished; then an idle engine steps until it wants no more, which comes soon."""
+        if self.has_begun:
+            self.ship()
         most = 3 + 2 * self.geometry.num_layers * self.geometry.num_experts
         while self.adjuster.wants_step():
             self.adjust(IDLE)
@@ -196,8 +198,8 @@ class AdjusterMachine(RuleBasedStateMachine):
     def most_blocks_to_rescue(self) -> int:
         """Return the blocks that evictions within the limit could free, by trying every depth of every buffer."""
         depth = min(self.geometry.loading_depth, self.geometry.num_layers)
-        state, limit = self.table.state, self.adjuster.limit
-        slotted, resident = (state != RESIDENT).sum(axis=1), (state == RESIDENT).sum(axis=1)
+        limit = self.adjuster.limit
+        slotted = (self.table.state != RESIDENT).sum(axis=1)
         gain = 0
         for buffer in range(depth):
             layers = range(buffer, self.geometry.num_layers, depth)
@@ -207,7 +209,6 @@ class AdjusterMachine(RuleBasedStateMachine):
                 for deep in range(now, max(now, min(limit, self.geometry.num_experts)) + 1)
             ]
             gain += max(gains)
-        assert (slotted + resident == self.geometry.num_experts).all()
         experts, slots = self.worker_pages_now()
         lent = len(self.port.lent) // self.tiers.blocks_per_huge
         pinned = {self.tiers.huge_of_page(page) for pages in self.pages_being_loaded() for page in pages}
@@ -260,14 +261,11 @@ class AdjusterMachine(RuleBasedStateMachine):
     @invariant()
     def one_request_fits(self) -> None:
         """With no load under way, evictions can always make room for the longest request beside the null block."""
-        if self.config.policy == "fixed" or self.table.is_loading or self.above_limit():
+        is_above = ((self.table.state != RESIDENT).sum(axis=1) > self.adjuster.limit).any()
+        if self.config.policy == "fixed" or self.table.is_loading or is_above:
             return
         room = len(self.port.used) + len(self.port.free) + max(0, self.most_blocks_to_rescue())
         assert room >= self.geometry.request_blocks
-
-    def above_limit(self) -> bool:
-        """Return whether a lowered limit has not been reached yet."""
-        return bool(((self.table.state != RESIDENT).sum(axis=1) > self.adjuster.limit).any())
 
     def teardown(self) -> None:
         """When all requests end, the engine comes to rest with all resident that its policy and room allow."""

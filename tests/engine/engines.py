@@ -44,6 +44,8 @@ class Engine:
         self.scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         self.preemptions = 0
         self.peak = 0
+        self.prefix_hits = 0
+        """Prompt tokens that were found in the prefix cache."""
         self.on_step: Callable[[int], None] = lambda _: None
         self._steps = 0
         self._watch()
@@ -85,6 +87,15 @@ class Engine:
             return output
 
         self.scheduler.schedule = schedule
+        manager = self.scheduler.kv_cache_manager
+        look_up = manager.get_computed_blocks
+
+        def get_computed_blocks(*args: Any, **kwargs: Any) -> Any:
+            found = look_up(*args, **kwargs)
+            self.prefix_hits += found[1]
+            return found
+
+        manager.get_computed_blocks = get_computed_blocks
 
 
 @contextmanager

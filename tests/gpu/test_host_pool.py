@@ -3,15 +3,15 @@
 import logging
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
+from elasticmoe.runtime.device.host_pool import HostPool
+from elasticmoe.runtime.hostpool.layout import HostLayout
+
 pytestmark = pytest.mark.gpu
 
 
-def _pool() -> "object":
-    from elasticmoe.runtime.device.host_pool import HostPool
-    from elasticmoe.runtime.hostpool.layout import HostLayout
-
+def _pool() -> HostPool:
     return HostPool(HostLayout(num_layers=2, num_experts=4, rows=64, cols=128, itemsize=2), torch.bfloat16)
 
 

@@ -1,12 +1,14 @@
 """vLLM's Triton kernel over pages against the reference, on a GPU."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
+from elasticmoe.kernels.reference import paged_moe
+
 pytestmark = pytest.mark.gpu
 
 
-def _case(num_tokens: int, *, top_k: int, num_experts: int, f: int, d: int, slack: int) -> tuple["torch.Tensor", ...]:
+def _case(num_tokens: int, *, top_k: int, num_experts: int, f: int, d: int, slack: int) -> tuple[torch.Tensor, ...]:
     """Return hidden, weights, ids, the two views and a table over shuffled pages of `f * d + slack` elements."""
     gen = torch.Generator("cuda").manual_seed(num_tokens * 7919 + f)
     stride = f * d + slack
@@ -25,7 +27,6 @@ def _case(num_tokens: int, *, top_k: int, num_experts: int, f: int, d: int, slac
 )
 def test_the_kernel_agrees_with_the_reference(num_tokens: int, f: int, d: int, num_experts: int, slack: int) -> None:
     """Shuffled pages, with and without gaps between them, give the reference's result up to bf16 rounding."""
-    from elasticmoe.kernels.reference import paged_moe
     from elasticmoe.runtime.engine.paged_kernel import paged_moe_triton
 
     case = _case(num_tokens, top_k=4, num_experts=num_experts, f=f, d=d, slack=slack)

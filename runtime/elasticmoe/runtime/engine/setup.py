@@ -4,14 +4,16 @@ Called by the plugin around vLLM's own platform check; decides nothing about mem
 """
 
 import os
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.platforms import current_platform
 
-from elasticmoe.runtime.contract.config import RuntimeConfig, parse_config, settings_from_env
+from elasticmoe.runtime.contract.config import ENV_LIMIT, RunSettings, RuntimeConfig, parse_config, settings_from_env
 from elasticmoe.runtime.contract.model import ModelShape, parse_model_shape
 from elasticmoe.runtime.errors import ConfigError, UnsupportedError
+from elasticmoe.runtime.expert_load import read_profile
 
 SCHEDULER = "elasticmoe.runtime.engine.scheduler.make_scheduler"
 WORKERS = {"cpu": "elasticmoe.runtime.engine.cpu_worker.ElasticCPUWorker"}
@@ -22,9 +24,10 @@ V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 def requested(vllm_config: VllmConfig) -> RuntimeConfig | None:
     """Return our configuration if this vLLM configuration asks for us."""
-    if vllm_config.model_config is None:
+    given = vllm_config.additional_config
+    if vllm_config.model_config is None or not isinstance(given, Mapping):  # vLLM takes any object that can be hashed
         return None
-    return parse_config(vllm_config.additional_config or {})
+    return parse_config(given)
 
 
 def model_shape(vllm_config: VllmConfig) -> ModelShape:
@@ -36,8 +39,8 @@ def model_shape(vllm_config: VllmConfig) -> ModelShape:
 def prepare(vllm_config: VllmConfig, config: RuntimeConfig) -> None:
     """Refuse what we can't serve, then put our scheduler, worker and arena in place."""
     refuse_unsupported(vllm_config)
-    settings_from_env()
     shape = model_shape(vllm_config)
+    _check_settings(settings_from_env(), shape)
     _set_class(vllm_config.scheduler_config, "scheduler_cls", SCHEDULER, (None,), "--scheduler-cls")
     worker = WORKERS.get(current_platform.device_type, GPU_WORKER)
     _set_class(vllm_config.parallel_config, "worker_cls", worker, ("auto",), "--worker-cls")
@@ -55,58 +58,83 @@ def finish(vllm_config: VllmConfig, config: RuntimeConfig) -> None:
     vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
 
 
+class Refusal(NamedTuple):
+    """One combination that is not served: whether it is asked for, the flag that asks, and why not or what instead."""
+
+    is_asked: bool
+    flag: str
+    reason: str
+
+
 def refuse_unsupported(vllm_config: VllmConfig) -> None:
     """Raise UnsupportedError that names the first flag whose combination with us is not served."""
-    for is_asked, flag, reason in _refusals(vllm_config):
-        if is_asked:
-            message = f"{flag} can't be combined with elasticmoe: {reason}"
-            raise UnsupportedError(message)
+    for refusals in (_parallel_refusals, _model_refusals, _memory_refusals):
+        for refusal in refusals(vllm_config):
+            if refusal.is_asked:
+                message = f"{refusal.flag} can't be combined with elasticmoe: {refusal.reason}"
+                raise UnsupportedError(message)
 
 
-def _refusals(vllm_config: VllmConfig) -> list[tuple[bool, str, str]]:
-    model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
-    drafter = getattr(vllm_config.speculative_config, "method", "ngram")
-    kv_dtype = cache.cache_dtype
-    return [
-        (
-            parallel.pipeline_parallel_size > 1,
-            f"--pipeline-parallel-size {parallel.pipeline_parallel_size}",
-            "one pool of block ids can't serve several stages; use --tensor-parallel-size",
-        ),
-        (parallel.data_parallel_size > 1, "--data-parallel-size", "run one server per replica instead"),
-        (parallel.enable_expert_parallel, "--enable-expert-parallel", "leave it out: tensor parallelism splits experts"),
-        (parallel.enable_eplb, "--enable-eplb", "it moves experts between GPUs by itself; leave it out"),
-        (parallel.decode_context_parallel_size > 1, "--decode-context-parallel-size", "leave it out"),
-        (
-            vllm_config.lora_config is not None,
-            "--enable-lora",
-            "adapters on experts need weights that stay in place; merge the adapter into the checkpoint",
-        ),
-        (
-            model.quantization is not None,
-            f"quantization {model.quantization} (--quantization or the checkpoint's config.json)",
-            "its weights are not paged yet; use an unquantized checkpoint",
-        ),
-        (
-            kv_dtype not in ("auto", str(model.dtype).removeprefix("torch.")),
-            f"--kv-cache-dtype {kv_dtype}",
-            "KV cache and experts share pages of one dtype; leave it out",
-        ),
-        (drafter not in ("ngram", None), f"--speculative-config method {drafter}", "only ngram needs no second model"),
-        (vllm_config.kv_transfer_config is not None, "--kv-transfer-config", "connectors don't know lent blocks"),
-        (model.enable_sleep_mode, "--enable-sleep-mode", "sleeping drops the arena with the experts in it"),
-        (model.enable_return_routed_experts, "--enable-return-routed-experts", "leave it out"),
-        (_offloads(vllm_config), "--cpu-offload-gb or --offload-backend", "elasticmoe offloads experts by itself"),
-        (cache.num_gpu_blocks_override is not None, "--num-gpu-blocks-override", "arena_bytes sets the size"),
-    ]
+def _parallel_refusals(vllm_config: VllmConfig) -> Iterator[Refusal]:
+    parallel = vllm_config.parallel_config
+    stages = parallel.pipeline_parallel_size
+    why = "one pool of block ids can't serve several stages; use --tensor-parallel-size"
+    yield Refusal(stages > 1, f"--pipeline-parallel-size {stages}", why)
+    yield Refusal(parallel.data_parallel_size > 1, "--data-parallel-size", "run one server per replica instead")
+    why = "leave it out: tensor parallelism splits experts"
+    yield Refusal(parallel.enable_expert_parallel, "--enable-expert-parallel", why)
+    yield Refusal(parallel.enable_eplb, "--enable-eplb", "it moves experts between GPUs by itself; leave it out")
+    why = "it spreads a request's blocks over ranks; leave it out"
+    yield Refusal(parallel.decode_context_parallel_size > 1, "--decode-context-parallel-size", why)
+    yield Refusal(parallel.prefill_context_parallel_size > 1, "--prefill-context-parallel-size", why)
+    why = "two batches at once would share the loading buffers; leave it out"
+    yield Refusal(parallel.use_ubatching, "--enable-dbo or --ubatch-size", why)
 
 
-def _offloads(vllm_config: VllmConfig) -> bool:
-    offload = getattr(vllm_config, "offload_config", None)
-    return offload is not None and (offload.uva.cpu_offload_gb > 0 or offload.prefetch.offload_group_size > 0)
+def _model_refusals(vllm_config: VllmConfig) -> Iterator[Refusal]:
+    model = vllm_config.model_config
+    why = "adapters on experts need weights that stay in place; merge the adapter into the checkpoint"
+    yield Refusal(vllm_config.lora_config is not None, "--enable-lora", why)
+    flag = f"quantization {model.quantization} (--quantization or the checkpoint's config.json)"
+    why = "its weights are not paged yet; use an unquantized checkpoint"
+    yield Refusal(model.quantization is not None, flag, why)
+    drafter = getattr(vllm_config.speculative_config, "method", None)
+    flag = f"--speculative-config method {drafter}"
+    yield Refusal(drafter not in ("ngram", None), flag, "only ngram needs no second model")
+    why = "sleeping drops the arena with the experts in it; leave it out"
+    yield Refusal(model.enable_sleep_mode, "--enable-sleep-mode", why)
+    why = "it reads the router where we do; leave it out"
+    yield Refusal(model.enable_return_routed_experts, "--enable-return-routed-experts", why)
+    backend = vllm_config.kernel_config.moe_backend
+    why = "experts in pages have a kernel of their own; leave it out"
+    yield Refusal(backend != "auto", f"--moe-backend {backend}", why)
 
 
-def _set_class(part: Any, name: str, ours: str, defaults: tuple[str | None, ...], flag: str) -> None:  # noqa: ANN401 -- any config
+def _memory_refusals(vllm_config: VllmConfig) -> Iterator[Refusal]:
+    cache, dtype = vllm_config.cache_config, str(vllm_config.model_config.dtype).removeprefix("torch.")
+    why = "KV cache and experts share pages of one dtype; leave it out"
+    yield Refusal(cache.cache_dtype not in ("auto", dtype), f"--kv-cache-dtype {cache.cache_dtype}", why)
+    moves_kv = vllm_config.kv_transfer_config is not None or cache.kv_offloading_size is not None
+    why = "connectors don't know blocks that are lent to experts; leave it out"
+    yield Refusal(moves_kv, "--kv-transfer-config or --kv-offloading-size", why)
+    offload = vllm_config.offload_config
+    offloads = offload.uva.cpu_offload_gb > 0 or offload.prefetch.offload_group_size > 0
+    flag = "--cpu-offload-gb or --offload-group-size"
+    yield Refusal(offloads, flag, "elasticmoe offloads experts by itself; leave it out")
+    why = "arena_bytes sets the size; leave it out"
+    yield Refusal(cache.num_gpu_blocks_override is not None, "--num-gpu-blocks-override", why)
+
+
+def _check_settings(settings: RunSettings, shape: ModelShape) -> None:
+    """Raise ConfigError for a setting that doesn't fit the model, before anything is loaded."""
+    if settings.limit is not None and settings.limit > shape.num_experts:
+        message = f"{ENV_LIMIT}: want at most {shape.num_experts} (experts of a layer); it is {settings.limit}"
+        raise ConfigError(message)
+    if settings.profile is not None:
+        read_profile(settings.profile, shape.num_layers, shape.num_experts)
+
+
+def _set_class(part: Any, name: str, ours: str, defaults: tuple[str | None, ...], flag: str) -> None:
     current = getattr(part, name)
     if current not in (*defaults, ours):
         message = f"{flag} {current} can't be combined with elasticmoe, which needs its own; leave it out"

@@ -26,7 +26,11 @@ def own_parser() -> argparse.ArgumentParser:
     """Return the parser of our own flags; whatever it doesn't know is vLLM's."""
     parser = argparse.ArgumentParser(prog="elasticmoe serve", usage=USAGE, allow_abbrev=False, add_help=False)
     add = parser.add_argument_group("elastic pool").add_argument
-    add("--elastic-arena-bytes", metavar="N", help="GPU bytes that experts and KV cache share (default: all that is left)")
+    add(
+        "--elastic-arena-bytes",
+        metavar="N",
+        help="GPU bytes that experts and KV cache share (default: all that is left)",
+    )
     add("--elastic-policy", metavar="NAME", help="who gets the pages: threshold (default) or fixed")
     add("--elastic-loading-depth", metavar="N", help="loading buffers (default 2)")
     add("--elastic-fetch", metavar="HOW", help="what drives fetches: host")
@@ -53,15 +57,15 @@ CONFIG_FLAGS = {
 
 def vllm_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return vLLM's command line and the environment to set; raises ConfigError for a wrong value of ours."""
-    own, rest = own_parser().parse_known_args(argv)
+    own, rest = own_parser().parse_known_args([_dashed(word) for word in argv])
     for word in rest:
         if word.startswith("--elastic-"):
             message = f"unknown flag {word}; `elasticmoe serve --help` lists ours, all others go to vLLM"
             raise ConfigError(message)
     given, rest = _take_additional_config(rest)
-    ours: dict[str, Any] = dict(given.get(contract.CONFIG_KEY, {}))
-    ours |= {key: getattr(own, flag) for flag, key in CONFIG_FLAGS.items() if getattr(own, flag) is not None}
-    merged = {**given, contract.CONFIG_KEY: ours}
+    parse_config(given)
+    ours = {key: getattr(own, flag) for flag, key in CONFIG_FLAGS.items() if getattr(own, flag) is not None}
+    merged = {**given, contract.CONFIG_KEY: {**given.get(contract.CONFIG_KEY, {}), **ours}}
     parse_config(merged)
     env = {name: getattr(own, flag) for flag, name in ENV_FLAGS.items() if getattr(own, flag) is not None}
     contract.settings_from_env({**os.environ, **env})
@@ -70,8 +74,17 @@ def vllm_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return [*rest, "--additional-config", json.dumps(merged)], env
 
 
+def _dashed(word: str) -> str:
+    """Return a word of the command line with dashes in its flag, which vLLM takes with underscores too."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if flag.startswith("--") else word
+
+
 def _take_additional_config(words: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Split vLLM's --additional-config (as JSON) off its command line."""
+    if dotted := [word for word in words if word.startswith("--additional-config.")]:
+        message = f"{dotted[0]}: it would replace elasticmoe's own part; give --additional-config as one JSON object"
+        raise ConfigError(message)
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--additional-config", default="{}")
     own, rest = parser.parse_known_args(words)
@@ -113,7 +126,7 @@ def _made(folder: Path) -> str:
 def _serve(words: list[str]) -> int:
     """Hand over to vLLM's own command."""
     sys.argv = ["vllm", "serve", *words]
-    from vllm.entrypoints.cli.main import main as vllm_main  # noqa: PLC0415 -- reads the environment when imported
+    from vllm.entrypoints.cli.main import main as vllm_main
 
     vllm_main()
     return 0

@@ -1,0 +1,66 @@
+"""The command line of `elasticmoe serve`: what is ours, what goes to vLLM, what is refused."""
+
+import json
+from typing import Any
+
+import pytest
+
+from elasticmoe.runtime.cli.serve import vllm_arguments
+from elasticmoe.runtime.errors import ConfigError
+
+
+def _additional(words: list[str]) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(words[words.index("--additional-config") + 1])
+    return parsed
+
+
+def test_vllms_flags_pass_and_ours_become_configuration() -> None:
+    """Its own words reach vLLM in order, our flags as additional_config; what differs by run becomes environment."""
+    words, env = vllm_arguments(["M", "--port", "1", "--elastic-policy", "fixed", "--elastic-limit", "3", "-tp", "2"])
+    assert words[:5] == ["M", "--port", "1", "-tp", "2"]
+    assert _additional(words) == {"elasticmoe": {"policy": "fixed"}}
+    assert env == {"ELASTICMOE_LIMIT": "3"}
+
+
+def test_a_given_additional_config_is_kept() -> None:
+    """Other keys of --additional-config stay, ours are joined with the flags, and a flag wins."""
+    given = {"other": 1, "elasticmoe": {"policy": "fixed", "loading_depth": 4}}
+    words, _ = vllm_arguments(["M", "--additional-config", json.dumps(given), "--elastic-loading-depth", "3"])
+    assert words.count("--additional-config") == 1
+    assert _additional(words) == {"other": 1, "elasticmoe": {"policy": "fixed", "loading_depth": "3"}}
+
+
+@pytest.mark.parametrize(
+    "words", [["--additional_config", '{"other": 1}', "--elastic_policy=fixed"], ['--additional_config={"other": 1}']]
+)
+def test_underscores_are_dashes(words: list[str]) -> None:
+    """As vLLM takes a flag's underscores for dashes, so are ours taken, and values keep theirs."""
+    got, _ = vllm_arguments(["my_model", *words])
+    assert got[0] == "my_model"
+    assert _additional(got)["other"] == 1
+    assert not [word for word in got if word.startswith("--additional_config")]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--elastic-polcy", "fixed"], r"unknown flag --elastic-polcy"),
+        (["--elastic-policy", "other"], r"elasticmoe\.policy.*'other'"),
+        (["--elastic-limit", "-1"], r"ELASTICMOE_LIMIT.*'-1'"),
+        (["--elastic-transport", "pigeon"], r"ELASTICMOE_TRANSPORT.*'pigeon'"),
+        (["--additional-config", "[1]"], r"--additional-config: want a JSON object"),
+        (["--additional-config", '{"elasticmoe": 3}'], r"elasticmoe: .*3"),
+        (["--additional-config.other", "1"], r"--additional-config\.other"),
+        (["--additional_config.other=1"], r"--additional-config\.other"),
+    ],
+)
+def test_wrong_values_are_refused(words: list[str], what: str) -> None:
+    """A flag that is unknown, or whose value can't be used, is refused by name."""
+    with pytest.raises(ConfigError, match=what):
+        vllm_arguments(["M", *words])
+
+
+def test_graphs_are_off_once() -> None:
+    """--enforce-eager is added unless it is there."""
+    assert vllm_arguments(["M"])[0].count("--enforce-eager") == 1
+    assert vllm_arguments(["M", "--enforce-eager"])[0].count("--enforce-eager") == 1

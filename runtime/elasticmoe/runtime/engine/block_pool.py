@@ -13,7 +13,7 @@ from elasticmoe.runtime.pages.pool import PagePool
 from elasticmoe.runtime.units import BlockId, HugeId
 
 
-class ElasticQueue(FreeKVCacheBlockQueue):  # type: ignore[misc] -- vllm is untyped
+class ElasticQueue(FreeKVCacheBlockQueue):
     """vLLM's free list, in step with the page pool; takes plain blocks near each other before cached ones."""
 
     pool: PagePool | None = None
@@ -35,9 +35,11 @@ class ElasticQueue(FreeKVCacheBlockQueue):  # type: ignore[misc] -- vllm is unty
         return self.popleft_n(1)[0]
 
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
-        """Take n blocks: plain ones of the request's huge page, of split pages, of whole ones, then the oldest cached."""
+        """Take n blocks: plain ones of the request's own huge page, of split, of whole ones, then the oldest cached."""
         if self.pool is None:
-            return super().popleft_n(n)
+            stock: list[KVCacheBlock] = super().popleft_n(n)
+            return stock
+        assert n <= self.num_free_blocks, f"{n} blocks wanted, {self.num_free_blocks} free"
         picked = [self.blocks[b] for b in self.pool.pick_plain(n, self.near)]
         for block in picked:
             self.remove(block)
@@ -74,9 +76,10 @@ class ElasticQueue(FreeKVCacheBlockQueue):  # type: ignore[misc] -- vllm is unty
                 self.pool.free_block(BlockId(block.block_id), is_cached=block.block_hash is not None)
 
 
-class ElasticBlockPool(BlockPool):  # type: ignore[misc] -- vllm is untyped
+class ElasticBlockPool(BlockPool):
     """vLLM's block pool, lending blocks to experts: a lent block is in no list, unreferenced and without a hash."""
 
+    num_gpu_blocks: int
     kept_blocks: int
     """Blocks that stay under experts and slots whatever happens, at the limit in force."""
     num_lent: int
@@ -86,9 +89,10 @@ class ElasticBlockPool(BlockPool):  # type: ignore[misc] -- vllm is untyped
         """Return the same object as an elastic pool; call `connect` before it is used."""
         stock.__class__ = cls
         stock.free_block_queue.__class__ = ElasticQueue
-        stock.free_block_queue.blocks = stock.blocks
-        stock.kept_blocks = stock.num_lent = 0
-        return stock  # type: ignore[return-value] -- its class was just swapped
+        adopted: ElasticBlockPool = stock
+        adopted.free_block_queue.blocks = adopted.blocks
+        adopted.kept_blocks = adopted.num_lent = 0
+        return adopted
 
     def connect(self, pool: PagePool) -> None:
         """From now on tell the page pool of every block that is taken or freed."""

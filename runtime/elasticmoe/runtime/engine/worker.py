@@ -3,10 +3,11 @@
 Applies each step's page changes before its forward. Never decides anything.
 """
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -23,9 +24,16 @@ from elasticmoe.runtime.engine.geometry import page_tiers, pool_geometry, start_
 from elasticmoe.runtime.engine.routed_experts import building
 from elasticmoe.runtime.engine.setup import model_shape
 from elasticmoe.runtime.hostpool.layout import HostLayout
+from elasticmoe.runtime.pages.changes import PageDelta
 from elasticmoe.runtime.pages.placement import Geometry
 from elasticmoe.runtime.pages.tiers import Tiers
 from elasticmoe.runtime.units import BlockId
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _StockRunner
+    from vllm.v1.worker.gpu_worker import Worker as _StockWorker
+else:
+    _StockRunner = _StockWorker = object  # the mixins stand before the classes of whichever device it is
 
 logger = logging.getLogger("vllm.elasticmoe.worker")
 
@@ -40,12 +48,12 @@ class _NoPort:
         """Do nothing."""
 
 
-class PackedKVMixin:
+class PackedKVMixin(_StockRunner):
     """A model runner whose KV cache is the arena: block b of every layer lies in [b * S, (b + 1) * S)."""
 
     elastic_storage: torch.Tensor | None = None
 
-    def _allocate_kv_cache_tensors(self: Any, kv_cache_config: KVCacheConfig) -> dict[str, torch.Tensor]:  # noqa: ANN401
+    def _allocate_kv_cache_tensors(self, kv_cache_config: KVCacheConfig) -> dict[str, torch.Tensor]:
         tensors = kv_cache_config.kv_cache_tensors
         if not tensors or not tensors[0].block_stride:
             return dict(super()._allocate_kv_cache_tensors(kv_cache_config))
@@ -64,25 +72,27 @@ def packed(kv_cache_config: KVCacheConfig, tiers: Tiers) -> KVCacheConfig:
     return replace(kv_cache_config, kv_cache_tensors=tensors)
 
 
-class ElasticWorkerMixin:
+class ElasticWorkerMixin(_StockWorker):
     """Put before a vLLM worker class."""
 
     experts: Experts
+    _report: StepReport | None = None
+    """The counts of the forward that was run last, if they were asked for; they leave with its output."""
 
     @property
-    def elastic_config(self: Any) -> RuntimeConfig:  # noqa: ANN401
+    def elastic_config(self) -> RuntimeConfig:
         """Return our part of the configuration."""
         config = parse_config(self.vllm_config.additional_config)
         assert config is not None, "our worker without our configuration"
         return config
 
-    def init_device(self: Any) -> None:  # noqa: ANN401
+    def init_device(self) -> None:
         """Start the device, then give its model runner the packed KV cache."""
         super().init_device()
         stock = type(self.model_runner)
         self.model_runner.__class__ = type(f"Elastic{stock.__name__}", (PackedKVMixin, stock), {})
 
-    def load_model(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model, its routed experts into the host pool."""
         shape, dtype = model_shape(self.vllm_config), self.model_config.dtype
         layout = HostLayout(
@@ -100,16 +110,16 @@ class ElasticWorkerMixin:
             with building(self.experts, shape):
                 super().load_model(*args, **kwargs)
 
-    def determine_available_memory(self: Any) -> int:  # noqa: ANN401
+    def determine_available_memory(self) -> int:
         """Return the arena in the units that vLLM turns into blocks: whole blocks without their padding."""
         arena_bytes = int(super().determine_available_memory())
-        tiers = self._elastic_tiers()
-        num_blocks = arena_bytes // tiers.block_bytes
         with refusal.recorded():
+            tiers = self._elastic_tiers()
+            num_blocks = arena_bytes // tiers.block_bytes
             self._elastic_geometry(tiers, num_blocks).least_offload()
         return int(num_blocks * tiers.raw_block_bytes)
 
-    def initialize_from_config(self: Any, kv_cache_config: KVCacheConfig) -> None:  # noqa: ANN401
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the arena, lay the KV cache over it and place the experts."""
         tiers = self._elastic_tiers()
         super().initialize_from_config(packed(kv_cache_config, tiers))
@@ -124,9 +134,9 @@ class ElasticWorkerMixin:
         for line in report.lines():
             logger.info("%s", line)
 
-    def execute_model(self: Any, scheduler_output: SchedulerOutput) -> Any:  # noqa: ANN401 -- vLLM's union of outputs
-        """Apply the step's page changes, then run it."""
-        delta = getattr(scheduler_output, "elastic", None)
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        """Apply the step's page changes, then run it; an output that needs no sampling takes the counts along."""
+        delta: PageDelta | None = getattr(scheduler_output, "elastic", None)
         if delta is not None:
             self.experts.apply(delta)
         self.experts.is_counting = True
@@ -135,26 +145,29 @@ class ElasticWorkerMixin:
         finally:
             self.experts.is_counting = False
         self._report = self.experts.take_report() if delta is not None and delta.reports else None
-        return output
+        return self._with_counts(output)
 
-    def sample_tokens(self: Any, grammar_output: Any) -> Any:  # noqa: ANN401 -- vLLM's union of outputs
+    def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample, and send the step's counts along if they were asked for."""
-        output = super().sample_tokens(grammar_output)
-        report, self._report = self._report, None
-        return output if report is None else _with_report(output, report)
+        return self._with_counts(super().sample_tokens(grammar_output))
 
     # Inside
 
-    _report: StepReport | None = None
+    def _with_counts(self, output: Any) -> Any:
+        """Return the output with the counts on it; None, which says that sampling is still to come, leaves them."""
+        if self._report is None or output is None:
+            return output
+        report, self._report = self._report, None
+        return _with_report(output, report)
 
-    def _elastic_tiers(self: Any) -> Tiers:  # noqa: ANN401
+    def _elastic_tiers(self) -> Tiers:
         specs = self.model_runner.get_kv_cache_spec()
         return page_tiers(self.vllm_config, [spec.page_size_bytes for spec in specs.values()])
 
-    def _elastic_geometry(self: Any, tiers: Tiers, num_blocks: int) -> Geometry:  # noqa: ANN401
+    def _elastic_geometry(self, tiers: Tiers, num_blocks: int) -> Geometry:
         return pool_geometry(self.vllm_config, self.elastic_config, tiers, num_blocks)
 
-    def _elastic_report(self: Any, geometry: Geometry, resident: int, loading_pages: int) -> MemoryReport:  # noqa: ANN401
+    def _elastic_report(self, geometry: Geometry, resident: int, loading_pages: int) -> MemoryReport:
         tiers = geometry.tiers
         return MemoryReport(
             arena_bytes=geometry.arena_bytes,
@@ -171,11 +184,12 @@ class ElasticWorkerMixin:
         )
 
 
-def _with_report(output: Any, report: StepReport) -> Any:  # noqa: ANN401 -- vLLM's union of outputs
+def _with_report(output: ModelRunnerOutput | AsyncModelRunnerOutput, report: StepReport) -> Any:
     """Return the output with the report on it; vLLM pickles outputs with their extra attributes."""
     if isinstance(output, AsyncModelRunnerOutput):
         wait: Callable[[], ModelRunnerOutput] = output.get_output
         output.get_output = lambda: _with_report(wait(), report)
-    elif isinstance(output, ModelRunnerOutput):
-        output.elastic = report
-    return output
+        return output
+    own = copy.copy(output)  # vLLM's output of a step without tokens is one constant
+    own.elastic = report
+    return own

@@ -32,7 +32,13 @@ ELASTICMOE = (
 )  # the `elasticmoe` command
 VLLM = ("-m", "vllm.entrypoints.cli.main")
 UNSET = ("PYTHONDONTWRITEBYTECODE", "PROMETHEUS_MULTIPROC_DIR", "VLLM_CPU_KVCACHE_SPACE")
-SET = {"VLLM_USE_V2_MODEL_RUNNER": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+SET = {
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "TORCH_COMPILE_DISABLE": "1",  # else every start compiles the sampler, for twenty seconds and with g++
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ def test_the_environment_is_the_same_for_every_system() -> None:
         "HOME",
         "HF_HUB_OFFLINE",
         "PYTHONUNBUFFERED",
+        "TORCH_COMPILE_DISABLE",
         "VLLM_NO_USAGE_STATS",
         "VLLM_PLUGINS",
         "VLLM_USE_V2_MODEL_RUNNER",

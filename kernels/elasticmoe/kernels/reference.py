@@ -22,10 +22,9 @@ def paged_moe(
     The products of a token are summed in order of K, in the dtype of `topk_weights`.
     Source of the address rule: Rimuru, addr_e(n, t) = B_P + p_e(n) f d + (n mod f) d + t.
     """
-    num_tokens, top_k = topk_ids.shape
     order = topk_ids.reshape(-1).argsort()
     counts = torch.bincount(topk_ids.reshape(-1), minlength=table.shape[0]).tolist()
-    rows = hidden[order // top_k]  # [T * K, d], by expert
+    rows = hidden[order // topk_ids.shape[1]]  # [T * K, d], by expert
     products = torch.empty_like(rows)
     start = 0
     for expert, count in enumerate(counts):
@@ -37,7 +36,12 @@ def paged_moe(
         up = functional.linear(rows[span], up_pages[w3])
         products[span] = functional.linear(functional.silu(gate) * up, down_pages[w2])
         start += count
+    return _weighted_sums(products, order, topk_weights)
+
+
+def _weighted_sums(products: torch.Tensor, order: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+    """Return [T, d] out of `products` [T * K, d], whose row i belongs to pair `order[i]` of token and rank."""
     by_token = torch.empty_like(products)
     by_token[order] = products
-    weighted = by_token.view(num_tokens, top_k, hidden.shape[1]).to(topk_weights.dtype) * topk_weights.unsqueeze(-1)
-    return weighted.sum(dim=1).to(hidden.dtype)
+    by_token = by_token.view(*topk_weights.shape, products.shape[1])
+    return (by_token.to(topk_weights.dtype) * topk_weights.unsqueeze(-1)).sum(dim=1).to(products.dtype)

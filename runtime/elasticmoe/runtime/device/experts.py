@@ -156,7 +156,7 @@ class _EventTimer:
         spans, self._spans = self._spans, []
         if spans:
             spans[-1][1].synchronize()
-        return sum(start.elapsed_time(end) for start, end in spans) / 1000
+        return sum(float(start.elapsed_time(end)) for start, end in spans) / 1000
 
 
 def _timer_for(device: torch.device) -> _WallTimer | _EventTimer:

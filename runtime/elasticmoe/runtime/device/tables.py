@@ -77,4 +77,5 @@ class DeviceTable:
 
     def offloaded(self, layer: int) -> np.ndarray:
         """Return [experts] bool: which experts of a layer must be fetched before they are used, from the mirror."""
-        return ~self._resident.host[layer]
+        offloaded: np.ndarray = ~self._resident.host[layer]
+        return offloaded

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from vllm.config import VllmConfig
 
-from elasticmoe.runtime.contract.config import RuntimeConfig, RunSettings
+from elasticmoe.runtime.contract.config import RunSettings, RuntimeConfig
 from elasticmoe.runtime.contract.model import ModelShape
 from elasticmoe.runtime.engine.setup import model_shape
 from elasticmoe.runtime.errors import UnsupportedError

@@ -42,13 +42,17 @@ class LimitFile:
             return None
         self._text = text
         try:
-            limit = parse_limit(text, f"limit file {self._path}")
-            if limit > self._num_experts:
-                message = f"limit file {self._path}: want at most {self._num_experts} (experts of a layer); it is {limit}"
-                raise ConfigError(message)  # noqa: TRY301 -- warned of below, like any other wrong content
+            return self._parse(text)
         except ConfigError as error:
             logger.warning("%s; the limit stays as it was", error)
             return None
+
+    def _parse(self, text: str) -> int:
+        source = f"limit file {self._path}"
+        limit = parse_limit(text, source)
+        if limit > self._num_experts:
+            message = f"{source}: want at most {self._num_experts} (experts of a layer); it is {limit}"
+            raise ConfigError(message)
         return limit
 
     def _read(self) -> str:

@@ -62,10 +62,7 @@ class Metrics:
         self._totals = {"missed": 0, "planned": 0, "exposed_s": 0.0}
         self._told = dict.fromkeys(names.CHANGE_KINDS, 0)
         self._recovering = Recovery()
-        for kind in names.CHANGE_KINDS:
-            self._changes.labels(kind)
-        for kind in names.FETCH_KINDS:
-            self._fetches.labels(kind)
+        self._show_from_the_start()
 
     def observe(self, adjuster: Adjuster, current_usage: float) -> None:
         """Write the adjuster's state as it stands."""
@@ -100,6 +97,14 @@ class Metrics:
     def totals(self) -> dict[str, float]:
         """Return what the workers' reports add up to since start."""
         return dict(self._totals)
+
+    def _show_from_the_start(self) -> None:
+        """Export the series that only events would bring, at the value that nothing happened yet."""
+        for kind in names.CHANGE_KINDS:
+            self._changes.labels(kind)
+        for kind in names.FETCH_KINDS:
+            self._fetches.labels(kind)
+        self._ratio.set(1)  # nothing was routed yet, so nothing missed
 
     def _count(self, kind: str, total: int) -> None:
         self._changes.labels(kind).inc(total - self._told[kind])

@@ -1,4 +1,4 @@
-"""How a MoE layer of vLLM computes from pages: on a CPU by the torch reference, on a GPU by vLLM's own Triton kernel."""
+"""How a MoE layer of vLLM computes from pages: on a CPU by the torch reference, on a GPU by vLLM's Triton kernel."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ DUMMY_SEED = 1234
 PLACEHOLDERS = ("w13_weight", "w2_weight")
 
 
-class PagedMoEMethod(FusedMoEMethodBase):  # type: ignore[misc] -- vllm is untyped
+class PagedMoEMethod(FusedMoEMethodBase):
     """Unquantized experts whose weights live in pages; the masters are plain host tensors, not Parameters.
 
     vLLM moves CPU Parameters through the GPU after loading, which would unpin them, so each layer carries empty
@@ -45,18 +45,18 @@ class PagedMoEMethod(FusedMoEMethodBase):  # type: ignore[misc] -- vllm is untyp
         """Return True, which keeps vLLM from building a modular kernel around us."""
         return True
 
-    def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> FusedMoEQuantConfig:  # noqa: ARG002 -- vLLM's signature
+    def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> FusedMoEQuantConfig:
         """Return the unquantized configuration."""
         return self.moe_quant_config
 
-    def create_weights(  # noqa: PLR0913 -- vLLM's signature
+    def create_weights(
         self,
         layer: torch.nn.Module,
         num_experts: int,
         hidden_size: int,
         intermediate_size_per_partition: int,
         params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,  # noqa: ANN401 -- vLLM's signature
+        **extra_weight_attrs: Any,
     ) -> None:
         """Give the layer placeholders; its sizes must be those that the pool was laid out for."""
         layout = self.experts.pool.layout
@@ -102,14 +102,14 @@ class PagedMoEMethod(FusedMoEMethodBase):  # type: ignore[misc] -- vllm is untyp
             initialize_single_dummy_weight(values, seed=DUMMY_SEED + self.layer_index)
             master.copy_(values)
 
-    def apply(  # noqa: PLR0913 -- vLLM's signature
+    def apply(
         self,
-        layer: torch.nn.Module,  # noqa: ARG002
+        layer: torch.nn.Module,
         x: torch.Tensor,
         topk_weights: torch.Tensor,
         topk_ids: torch.Tensor,
-        shared_experts: object = None,  # noqa: ARG002 -- the runner runs them
-        shared_experts_input: torch.Tensor | None = None,  # noqa: ARG002
+        shared_experts: object = None,
+        shared_experts_input: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the routed experts' output [T, d]."""
         self.experts.prepare(self.layer_index, topk_ids)
@@ -122,7 +122,7 @@ class PagedMoEMethod(FusedMoEMethodBase):  # type: ignore[misc] -- vllm is untyp
         layer: torch.nn.Module,
         x: torch.Tensor,
         router_logits: torch.Tensor,
-        input_ids: torch.Tensor | None = None,  # noqa: ARG002 -- vLLM's signature
+        input_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Route as vLLM's CPU method does, then return the routed experts' output [T, d]."""
         topk_weights, topk_ids = cpu_fused_moe.select_experts(

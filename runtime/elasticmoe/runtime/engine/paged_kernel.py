@@ -19,7 +19,7 @@ W1, W3, W2 = 0, 1, 2
 _CONFIG_NAMES = {torch.float32: "float32"}
 
 
-def paged_moe_triton(  # noqa: PLR0913 -- the operands of one fused MoE
+def paged_moe_triton(
     hidden: torch.Tensor,
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
@@ -30,22 +30,20 @@ def paged_moe_triton(  # noqa: PLR0913 -- the operands of one fused MoE
     """Return the routed experts' output [T, d]; shapes as in the reference."""
     num_tokens, top_k = topk_ids.shape
     f, d, num_experts = up_pages.shape[1], up_pages.shape[2], table.shape[0]
-    config = try_get_optimal_moe_config(
-        (num_experts, 2 * f, d), (num_experts, d, f), top_k, _CONFIG_NAMES.get(hidden.dtype), num_tokens
-    )
+    sizes = (num_experts, 2 * f, d), (num_experts, d, f)
+    config = try_get_optimal_moe_config(*sizes, top_k, _CONFIG_NAMES.get(hidden.dtype), num_tokens)
     ids, experts, padded = _prepare_expert_assignment(topk_ids, config, num_tokens, top_k, num_experts, None)
     # Blocks past the last expert carry -1 in vLLM's array; the kernel skips those by num_tokens_post_padded.
     rows = table[experts.clamp(min=0).long()].t().contiguous()  # [3, blocks]
 
     def launch(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, matrix: int, width: int) -> None:
-        weights = topk_weights if matrix == W2 else None
-        _launch(a, b, c, rows[matrix], weights, (ids, padded, width, config))
+        _launch(a, b, c, rows[matrix], topk_weights if matrix == W2 else None, (ids, padded, width, config))
 
     gate_up = torch.empty((num_tokens, top_k, 2 * f), dtype=hidden.dtype, device=hidden.device)
     launch(hidden, up_pages, gate_up[..., :f], W1, top_k)
     launch(hidden, up_pages, gate_up[..., f:], W3, top_k)
     act = torch.empty((num_tokens * top_k, f), dtype=hidden.dtype, device=hidden.device)
-    torch.ops._C.silu_and_mul(act, gate_up.view(-1, 2 * f))  # noqa: SLF001 -- vLLM's namespace of custom ops
+    torch.ops._C.silu_and_mul(act, gate_up.view(-1, 2 * f))
     products = torch.empty((num_tokens, top_k, d), dtype=hidden.dtype, device=hidden.device)
     launch(act, down_pages, products, W2, 1)
     out = torch.empty_like(hidden)
@@ -53,7 +51,7 @@ def paged_moe_triton(  # noqa: PLR0913 -- the operands of one fused MoE
     return out
 
 
-def _launch(  # noqa: PLR0913 -- one kernel launch
+def _launch(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,

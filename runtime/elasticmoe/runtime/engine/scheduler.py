@@ -54,9 +54,9 @@ class ElasticMixin(_StockScheduler):
     def __init__(self, *, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, **rest: Any) -> None:
         """Build vLLM's scheduler, then put the page pool under its block pool."""
         super().__init__(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **rest)
-        with refusal.recorded():
-            self._init_elastic(vllm_config, kv_cache_config)
+        self._init_elastic(vllm_config, kv_cache_config)
 
+    @refusal.recorded()
     def _init_elastic(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         config = parse_config(vllm_config.additional_config)
         assert config is not None, "our scheduler without our configuration"
@@ -105,6 +105,8 @@ class ElasticMixin(_StockScheduler):
         adjuster = self.adjuster
         adjuster.requested_limit = limit
         self.pool.kept_blocks = adjuster.geometry.num_kept_blocks(adjuster.limit)
+        reachable = adjuster.geometry.num_blocks - self.pool.kept_blocks  # --watermark is a share of what KV could have
+        self.kv_cache_manager.watermark_blocks = int(self.scheduler_config.watermark * reachable)
         logger.info("offload limit: requested %s, effective %d experts a layer", limit, adjuster.limit)
 
     # vLLM's scheduler
@@ -139,8 +141,13 @@ class ElasticMixin(_StockScheduler):
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def has_requests(self) -> bool:
-        """Return whether a step is due: for requests, a new limit, or experts that can come back."""
-        return super().has_requests() or bool(self._new_limits) or self.adjuster.wants_step()
+        """Return whether a step is due: for requests, a new limit, or experts that can come back.
+
+        Paused with requests waiting, nothing comes back: the pages are theirs, and the pause waits for no step.
+        """
+        if super().has_requests() or self._new_limits:
+            return True
+        return not (self.waiting or self.skipped_waiting) and self.adjuster.wants_step()
 
     def shutdown(self) -> None:
         """Stop watching, then shut vLLM's scheduler down."""

@@ -92,6 +92,7 @@ class ElasticWorkerMixin(_StockWorker):
         stock = type(self.model_runner)
         self.model_runner.__class__ = type(f"Elastic{stock.__name__}", (PackedKVMixin, stock), {})
 
+    @refusal.recorded()
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model, its routed experts into the host pool."""
         shape, dtype = model_shape(self.vllm_config), self.model_config.dtype
@@ -102,23 +103,23 @@ class ElasticWorkerMixin(_StockWorker):
             cols=shape.hidden_size,
             itemsize=dtype.itemsize,
         )
-        with refusal.recorded():
-            pool = HostPool(layout, dtype)
-            if self.device.type == "cuda":
-                pool.pin()
-            self.experts = Experts(pool, self.device)
-            with building(self.experts, shape):
-                super().load_model(*args, **kwargs)
+        pool = HostPool(layout, dtype)
+        if self.device.type == "cuda":
+            pool.pin()
+        self.experts = Experts(pool, self.device)
+        with building(self.experts, shape):
+            super().load_model(*args, **kwargs)
 
+    @refusal.recorded()
     def determine_available_memory(self) -> int:
         """Return the arena in the units that vLLM turns into blocks: whole blocks without their padding."""
         arena_bytes = int(super().determine_available_memory())
-        with refusal.recorded():
-            tiers = self._elastic_tiers()
-            num_blocks = arena_bytes // tiers.block_bytes
-            self._elastic_geometry(tiers, num_blocks).least_offload()
+        tiers = self._elastic_tiers()
+        num_blocks = arena_bytes // tiers.block_bytes
+        self._elastic_geometry(tiers, num_blocks).least_offload()
         return int(num_blocks * tiers.raw_block_bytes)
 
+    @refusal.recorded()
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the arena, lay the KV cache over it and place the experts."""
         tiers = self._elastic_tiers()

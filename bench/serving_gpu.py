@@ -25,6 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.serving.meta import collect_meta
 
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # `reseed` is sent to the workers as a function
+    "HF_HUB_OFFLINE": "1",
+}
 SYSTEMS = ("stock", "elastic", "replay")
 WEIGHT_RANGE = 0.05
 """Dummy weights are uniform in ± this: with norms of one, activations stay near one and routing varies by token."""
@@ -42,7 +48,7 @@ def draw_lengths(num: int, mean_in: float, mean_out: float, limit: int, seed: in
 
 def make_engine(args: argparse.Namespace, folder: str) -> Any:
     """Return vLLM's LLM, in this process, for the system asked for."""
-    os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "HF_HUB_OFFLINE": "1"})
+    os.environ.update(ENVIRONMENT)
     from vllm import LLM
     from vllm.model_executor.model_loader import weight_utils
 
@@ -51,7 +57,11 @@ def make_engine(args: argparse.Namespace, folder: str) -> Any:
     room = int(args.kv_gib * 2**30)
     extra: dict[str, Any] = {"kv_cache_memory_bytes": room}
     if args.system != "stock":
-        extra = {"additional_config": {"elasticmoe": {"arena_bytes": room + expert_bytes(Path(args.model))}}}
+        arena = room + expert_bytes(Path(args.model)) // args.tp
+        extra = {"additional_config": {"elasticmoe": {"arena_bytes": arena}}}
+    if args.utilization is not None:
+        extra = {"gpu_memory_utilization": args.utilization}
+        extra |= {} if args.system == "stock" else {"additional_config": {"elasticmoe": {}}}
     if args.system == "replay":
         from bench.serving.resident import keep_all_resident
 
@@ -66,6 +76,7 @@ def make_engine(args: argparse.Namespace, folder: str) -> Any:
         max_num_seqs=args.requests,
         enable_prefix_caching=False,
         block_size=16,
+        tensor_parallel_size=args.tp,
         **extra,
     )
     llm.collective_rpc(reseed)
@@ -150,7 +161,8 @@ def describe(
     names = {name: index for index, name in enumerate(sorted({n for _, s in recorder.steps for n in s}, key=_number))}
     result: dict[str, Any] = {
         "system": args.system,
-        "kv_gib": args.kv_gib,
+        "kv_gib": args.kv_gib if args.utilization is None else None,
+        "gpus": args.tp,
         "requests": args.requests,
         "async_scheduling": bool(scheduler.scheduler_config.async_scheduling),
         **times,
@@ -202,6 +214,8 @@ def main() -> int:
     one.add_argument("--system", choices=SYSTEMS, required=True)
     one.add_argument("--model", required=True, help="a config.json in the shape of the model")
     one.add_argument("--kv-gib", type=float, default=1.0)
+    one.add_argument("--utilization", type=float, help="size memory as vLLM does by default, instead of --kv-gib")
+    one.add_argument("--tp", type=int, default=1, help="tensor-parallel GPUs")
     one.add_argument("--requests", type=int, default=256)
     one.add_argument("--mean-in", type=float, default=168)
     one.add_argument("--mean-out", type=float, default=205)

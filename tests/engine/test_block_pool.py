@@ -1,5 +1,7 @@
 """vLLM's real block pool and our page pool stay in step, whatever order blocks are taken, freed, hashed and lent in."""
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -8,6 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from elasticmoe.runtime.pages.pool import PagePool
 from elasticmoe.runtime.pages.tiers import Tiers
 from elasticmoe.runtime.units import PageId
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 pytestmark = pytest.mark.vllm
 
@@ -31,12 +36,12 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.blocks = ElasticBlockPool.adopt(BlockPool(NUM_BLOCKS, enable_caching=True, hash_block_size=16))
         self.pages = PagePool(tiers, NUM_BLOCKS, self.blocks)
         self.blocks.connect(self.pages)
-        self.held: list[list[object]] = []
+        self.held: list[list[KVCacheBlock]] = []
         self.owned: list[list[PageId]] = []
         self.num_hashed = 0
 
     @rule(num=st.integers(1, 8), near=st.one_of(st.none(), st.integers(0, 8)), is_cached=st.booleans())
-    def allocate(self, num: int, near: int | None, is_cached: bool) -> None:
+    def allocate(self, *, num: int, near: int | None, is_cached: bool) -> None:
         """A request takes blocks, and may fill them with a prefix worth keeping."""
         from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
@@ -101,7 +106,5 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert all(block.block_hash is None and block.ref_cnt == 0 for block in lent)
 
 
-class TestBlockPool(BlockPoolMachine.TestCase):  # type: ignore[misc]  # hypothesis makes the class
-    """Runs the machine."""
-
-    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBlockPool = BlockPoolMachine.TestCase
+TestBlockPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

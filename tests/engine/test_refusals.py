@@ -59,8 +59,8 @@ def test_an_architecture_that_is_not_paged_is_refused(tiny: Path, tmp_path: Path
 
 def test_an_unknown_key_is_named_with_the_known_ones(tiny: Path) -> None:
     """additional_config may hold no key that we don't know."""
-    with pytest.raises(ConfigError, match=r"unknown key elasticmoe\.polcy.*policy"):
-        _configure(tiny, {"polcy": "threshold"})
+    with pytest.raises(ConfigError, match=r"unknown key elasticmoe\.policies.*policy"):
+        _configure(tiny, {"policies": "threshold"})
 
 
 def test_two_sizes_for_one_arena_are_refused(tiny: Path) -> None:

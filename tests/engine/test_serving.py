@@ -96,9 +96,9 @@ def test_an_idle_engine_takes_a_new_limit(serving: Serving) -> None:
 
 def test_a_busy_engine_takes_a_new_limit(serving: Serving) -> None:
     """Under load a changed file is in force within two seconds, and the requests go on."""
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
         body = {"prompt": [[5, 6, 7, 8]], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-        answers = [pool.submit(serving.complete, **body) for _ in range(8)]
+        answers = [pool.submit(serving.complete, **body) for _ in range(4)]
         time.sleep(0.5)
         serving.limit_file.write_text("9")
         taken_s = serving.wait_for_limit(9)

@@ -10,7 +10,7 @@ from elasticmoe.runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_S = 0.5
+INTERVAL_S = 0.25
 
 
 class LimitFile:

@@ -23,3 +23,7 @@ class PoolTooSmallError(ElasticMoEError):
 
 class OutOfPagesError(ElasticMoEError):
     """Fewer pages are free than an allocation wants; nothing was changed."""
+
+
+class CoordinatorError(ElasticMoEError):
+    """No coordinator answers, it refuses, or what was handed over is not what was asked for."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from elasticmoe.runtime.errors import ConfigError, ElasticMoEError, UnsupportedError
+from tests.engine.checkpoints import drop_tensor
 from tests.engine.sizes import arena_bytes, read_config
 
 pytestmark = pytest.mark.vllm
@@ -87,7 +88,7 @@ def test_serve_refuses_in_one_sentence(tiny: Path) -> None:
 def test_a_checkpoint_that_lacks_a_matrix_is_refused(tiny: Path, tmp_path: Path) -> None:
     """The missing tensor is named, also though it is found out only when vLLM's processes load the model."""
     lacking = _variant(tiny, tmp_path)
-    _drop_tensor(lacking, "model.layers.1.mlp.experts.3.up_proj.weight")
+    drop_tensor(lacking, "model.layers.1.mlp.experts.3.up_proj.weight")
     done = _serve(lacking)
     assert done.returncode == 2
     assert "model.layers.1.mlp.experts.3.up_proj.weight" in done.stderr.splitlines()[-1]
@@ -115,12 +116,3 @@ def _variant(model: Path, tmp_path: Path, **config: Any) -> Path:
     shutil.copytree(model, copy)
     (copy / "config.json").write_text(json.dumps({**read_config(model), **config}))
     return copy
-
-
-def _drop_tensor(model: Path, name: str) -> None:
-    from safetensors.torch import load_file, save_file
-
-    path = next(model.glob("*.safetensors"))
-    tensors = load_file(path)
-    del tensors[name]
-    save_file(tensors, path, metadata={"format": "pt"})

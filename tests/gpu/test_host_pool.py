@@ -1,12 +1,15 @@
 """Pinning the host pool on a GPU machine."""
 
 import logging
+import os
 
 import pytest
 import torch
 
 from elasticmoe.runtime.device.host_pool import HostPool
+from elasticmoe.runtime.hostpool import shared
 from elasticmoe.runtime.hostpool.layout import HostLayout
+from elasticmoe.runtime.units import ExpertKey
 
 pytestmark = pytest.mark.gpu
 
@@ -20,6 +23,24 @@ def test_a_pool_is_pinned() -> None:
     pool = _pool()
     pool.pin()
     assert pool.is_pinned
+
+
+def test_a_mapped_pool_is_pinned_though_it_can_only_be_read() -> None:
+    """A sealed pool that a coordinator would hand over is registered, and a copy to the GPU has its bytes."""
+    num_bytes = _pool().layout.pool_bytes
+    fd = shared.create("elasticmoe-test", num_bytes)
+    memory = shared.map_writable(fd)
+    memory[:] = os.urandom(num_bytes)
+    memory.close()
+    shared.seal(fd)
+    pool = HostPool(_pool().layout, torch.bfloat16, shared.map_sealed(fd))
+    os.close(fd)
+    pool.pin()
+    assert pool.is_pinned
+    master = pool.matrices(ExpertKey(1, 3))[2]
+    on_gpu = torch.empty(master.shape, dtype=torch.uint8, device="cuda")
+    on_gpu.copy_(master, non_blocking=True)
+    assert torch.equal(on_gpu.cpu(), master)
 
 
 def test_a_failing_registration_leaves_a_pageable_pool_and_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -101,7 +101,7 @@ def test_a_limit_that_is_no_number_names_its_source(text: str) -> None:
 
 def test_an_empty_environment_is_all_defaults() -> None:
     """Unset and empty variables are the same."""
-    names = ("LIMIT", "LIMIT_FILE", "TRANSPORT", "PROFILE")
+    names = ("LIMIT", "LIMIT_FILE", "TRANSPORT", "PROFILE", "SOCKET")
     assert settings_from_env({}) == RunSettings()
     assert settings_from_env({f"ELASTICMOE_{name}": "" for name in names}) == RunSettings()
 
@@ -117,6 +117,12 @@ def test_the_environment_differs_from_run_to_run() -> None:
     assert settings_from_env(env) == RunSettings(12, Path("/etc/limit"), Path("profile.json"))
 
 
+def test_transport_map_comes_with_its_socket() -> None:
+    """The coordinator's socket says where the pool is."""
+    env = {"ELASTICMOE_TRANSPORT": "map", "ELASTICMOE_SOCKET": "/run/pool.sock"}
+    assert settings_from_env(env) == RunSettings(socket=Path("/run/pool.sock"))
+
+
 def test_the_processs_own_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an argument the variables of this process are read."""
     monkeypatch.setenv("ELASTICMOE_LIMIT", "3")
@@ -127,7 +133,9 @@ def test_the_processs_own_environment_is_the_default(monkeypatch: pytest.MonkeyP
     ("name", "value", "message"),
     [
         ("ELASTICMOE_LIMIT", "lots", "ELASTICMOE_LIMIT: want the experts of a layer that may be offloaded, a whole "),
-        ("ELASTICMOE_TRANSPORT", "push", "ELASTICMOE_TRANSPORT: want one of local; it is 'push'"),
+        ("ELASTICMOE_TRANSPORT", "push", "ELASTICMOE_TRANSPORT: want one of local, map; it is 'push'"),
+        ("ELASTICMOE_TRANSPORT", "map", "ELASTICMOE_TRANSPORT is 'map' and ELASTICMOE_SOCKET '': map needs the coord"),
+        ("ELASTICMOE_SOCKET", "/s", "ELASTICMOE_TRANSPORT is 'local' and ELASTICMOE_SOCKET '/s': map needs the coordi"),
     ],
 )
 def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:

@@ -100,7 +100,7 @@ def test_what_is_not_spoken_is_refused(pair: Pair, frame: bytes, message: str) -
         protocol.receive(pair[1])
 
 
-def test_the_descriptor_of_a_bad_message_is_closed(pair: Pair, tmp_path: Path) -> None:
+def test_the_descriptor_of_a_bad_message_is_closed(pair: Pair) -> None:
     """Refused messages leave no open files behind: the pipe's reader sees its end."""
     reader, writer = os.pipe()
     socket.send_fds(pair[0], [_frame({"version": 9})], [writer])

@@ -37,7 +37,8 @@ def own_parser() -> argparse.ArgumentParser:
     add("--elastic-limit", metavar="N", help="experts of a layer that may leave the GPU (default: the least, + 10)")
     add("--elastic-limit-file", metavar="PATH", help="file that says the limit; it may change while serving")
     add("--elastic-profile", metavar="PATH", help="offline ranking of the experts")
-    add("--elastic-transport", metavar="NAME", help="where the experts' masters live: local")
+    add("--elastic-transport", metavar="NAME", help="where the experts' masters live: local (default) or map")
+    add("--elastic-socket", metavar="PATH", help="the coordinator's Unix socket, for transport map")
     return parser
 
 
@@ -46,6 +47,7 @@ ENV_FLAGS = {
     "elastic_limit_file": contract.ENV_LIMIT_FILE,
     "elastic_profile": contract.ENV_PROFILE,
     "elastic_transport": contract.ENV_TRANSPORT,
+    "elastic_socket": contract.ENV_SOCKET,
 }
 CONFIG_FLAGS = {
     "elastic_arena_bytes": "arena_bytes",

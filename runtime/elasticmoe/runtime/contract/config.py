@@ -18,11 +18,12 @@ CONFIG_KEY = "elasticmoe"
 """Our key in vLLM's additional_config."""
 
 PolicyName = Literal["threshold", "fixed"]
-Transport = Literal["local"]
+Transport = Literal["local", "map"]
 
 ENV_LIMIT = "ELASTICMOE_LIMIT"
 ENV_LIMIT_FILE = "ELASTICMOE_LIMIT_FILE"
 ENV_TRANSPORT = "ELASTICMOE_TRANSPORT"
+ENV_SOCKET = "ELASTICMOE_SOCKET"
 ENV_PROFILE = "ELASTICMOE_PROFILE"
 
 
@@ -63,6 +64,8 @@ class RunSettings:
     """Experts of one layer that may leave the GPU; None: the least that fits, + 10."""
     limit_file: Path | None = None
     profile: Path | None = None
+    socket: Path | None = None
+    """The coordinator's, for transport `map`; None: transport `local`."""
 
 
 def parse_config(additional_config: Mapping[str, Any]) -> RuntimeConfig | None:
@@ -105,12 +108,23 @@ def parse_limit(text: str, source: str) -> int:
 
 def settings_from_env(env: Mapping[str, str] = os.environ) -> RunSettings:
     """Return the run's settings, an empty variable as an unset one; raises ConfigError that names the variable."""
-    transport = env.get(ENV_TRANSPORT) or "local"
-    if transport not in get_args(Transport):
-        message = f"{ENV_TRANSPORT}: want one of {', '.join(get_args(Transport))}; it is {transport!r}"
-        raise ConfigError(message)
     return RunSettings(
         limit=parse_limit(env[ENV_LIMIT], ENV_LIMIT) if env.get(ENV_LIMIT) else None,
         limit_file=Path(env[ENV_LIMIT_FILE]) if env.get(ENV_LIMIT_FILE) else None,
         profile=Path(env[ENV_PROFILE]) if env.get(ENV_PROFILE) else None,
+        socket=_socket(env),
     )
+
+
+def _socket(env: Mapping[str, str]) -> Path | None:
+    transport, socket = env.get(ENV_TRANSPORT) or "local", env.get(ENV_SOCKET)
+    if transport not in get_args(Transport):
+        message = f"{ENV_TRANSPORT}: want one of {', '.join(get_args(Transport))}; it is {transport!r}"
+        raise ConfigError(message)
+    if (transport == "map") != bool(socket):
+        message = (
+            f"{ENV_TRANSPORT} is {transport!r} and {ENV_SOCKET} {socket or ''!r}: map needs the coordinator's "
+            "socket, local has none; set both or neither"
+        )
+        raise ConfigError(message)
+    return Path(socket) if socket else None

@@ -96,6 +96,7 @@ def acquire(path: Path, wanted: Manifest, wait_s: float) -> Lease:
     Raises CoordinatorError when none answers, when it refuses, or when its pool is another one.
     """
     deadline_s = time.monotonic() + wait_s
+    logger.info("asking the coordinator at %s for %s", path, wanted.pool)
     while True:
         try:
             connection = protocol.connect(path)

@@ -36,7 +36,7 @@ class PoolStore:
 
     def __init__(self, model: str, revision: str, metrics: Metrics) -> None:
         """Serve the checkpoint in the folder `model`; raises CheckpointError or UnsupportedError if it can't be."""
-        self._model = model
+        self._model = str(Path(model))  # without a last slash
         self._revision = revision
         self._shape: ModelShape = checkpoint.read_shape(Path(model))
         self._metrics = metrics

@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import mmap
+import warnings
 
 import torch
 
@@ -14,16 +16,22 @@ logger = logging.getLogger(__name__)
 MAX_REGISTER_BYTES = 64 * 2**30
 """One cudaHostRegister call covers at most this: larger ones fail (vllm-project/vllm#51080)."""
 
+READ_ONLY = 0x08
+"""cudaHostRegisterReadOnly: without it, memory that is mapped for reading alone can't be registered."""
+
 
 class HostPool:
-    """All experts of one rank; filled by the loader, read by fetches, never written once serving."""
+    """All experts of one rank; filled by the loader or mapped full, read by fetches, never written once serving."""
 
-    def __init__(self, layout: HostLayout, dtype: torch.dtype) -> None:
-        """Map the memory; nothing is touched yet."""
+    def __init__(self, layout: HostLayout, dtype: torch.dtype, mapped: mmap.mmap | None = None) -> None:
+        """Map memory for the loader to fill; or read the full pool that is `mapped`, where a write would be fatal."""
         self.layout = layout
         self.dtype = dtype
         self.is_pinned = False
-        self._bytes = torch.frombuffer(memory.allocate(layout.pool_bytes), dtype=torch.uint8)
+        self.is_mapped = mapped is not None
+        """Whether the pool came full, from a coordinator."""
+        own = mapped if mapped is not None else memory.allocate(layout.pool_bytes)
+        self._bytes = _as_tensor(own, layout.pool_bytes)
 
     def gate_up(self, layer: int) -> torch.Tensor:
         """Return the layer's W1 over W3 as vLLM's loaders want them: [N, 2 f, d]."""
@@ -51,7 +59,7 @@ class HostPool:
         start, end = self._bytes.data_ptr(), self._bytes.data_ptr() + self._bytes.numel()
         done: list[int] = []
         for chunk in range(start, end, MAX_REGISTER_BYTES):
-            error = _register(chunk, min(MAX_REGISTER_BYTES, end - chunk))
+            error = _register(chunk, min(MAX_REGISTER_BYTES, end - chunk), READ_ONLY if self.is_mapped else 0)
             if error:
                 for registered in done:
                     torch.cuda.cudart().cudaHostUnregister(registered)
@@ -69,9 +77,15 @@ class HostPool:
         return self._bytes[start : start + self.layout.layer_bytes].view(self.dtype)
 
 
-def _register(start: int, num_bytes: int) -> int:
+def _as_tensor(mapped: mmap.mmap, num_bytes: int) -> torch.Tensor:
+    with warnings.catch_warnings():  # torch has no read-only tensors, and says so
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(mapped, dtype=torch.uint8, count=num_bytes)
+
+
+def _register(start: int, num_bytes: int, flags: int) -> int:
     """Return CUDA's error code of registering host memory, 0 if it worked; leaves no error for the next launch."""
-    error = int(torch.cuda.cudart().cudaHostRegister(start, num_bytes, 0))
+    error = int(torch.cuda.cudart().cudaHostRegister(start, num_bytes, flags))
     if error:
         with contextlib.suppress(RuntimeError):  # CUDA hands its last error to the next launch: let it be this one
             torch.empty(1, device="cuda").fill_(0)

@@ -73,6 +73,7 @@ class PagedMoEMethod(FusedMoEMethodBase):
     def master(self, weight_name: str) -> SimpleNamespace:
         """Return what vLLM's loader takes for a parameter: the layer's masters under `.data`."""
         pool = self.experts.pool
+        assert not pool.is_mapped, f"{weight_name} would be written into the coordinator's pool"
         data = pool.down(self.layer_index) if "w2_" in weight_name else pool.gate_up(self.layer_index)
         return SimpleNamespace(data=data)
 
@@ -81,7 +82,9 @@ class PagedMoEMethod(FusedMoEMethodBase):
         self._loaded.add((expert, shard_id))
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Check that every matrix came; under `load_format=dummy` make random ones."""
+        """Check that every matrix came, unless a coordinator did; under `load_format=dummy` make random ones."""
+        if self.experts.pool.is_mapped:
+            return
         if get_current_vllm_config().load_config.load_format == "dummy":
             self._fill_randomly()
             return

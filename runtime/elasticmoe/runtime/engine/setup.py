@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.platforms import current_platform
 
-from elasticmoe.runtime.contract.config import ENV_LIMIT, RunSettings, RuntimeConfig, parse_config, settings_from_env
+from elasticmoe.runtime.contract.config import (
+    ENV_LIMIT,
+    ENV_TRANSPORT,
+    RunSettings,
+    RuntimeConfig,
+    parse_config,
+    settings_from_env,
+)
 from elasticmoe.runtime.contract.model import ModelShape, parse_model_shape
 from elasticmoe.runtime.errors import ConfigError, UnsupportedError
 from elasticmoe.runtime.expert_load import read_profile
@@ -19,6 +26,8 @@ SCHEDULER = "elasticmoe.runtime.engine.scheduler.make_scheduler"
 WORKERS = {"cpu": "elasticmoe.runtime.engine.cpu_worker.ElasticCPUWorker"}
 GPU_WORKER = "elasticmoe.runtime.engine.gpu_worker.ElasticGPUWorker"
 DEFAULT_CPU_KV_BYTES = 2**30
+LOAD_FORMATS = ("auto", "hf", "safetensors")
+"""vLLM's ways to load that leave experts unread when asked to."""
 V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
@@ -40,7 +49,9 @@ def prepare(vllm_config: VllmConfig, config: RuntimeConfig) -> None:
     """Refuse what we can't serve, then put our scheduler, worker and arena in place."""
     refuse_unsupported(vllm_config)
     shape = model_shape(vllm_config)
-    _check_settings(settings_from_env(), shape)
+    settings = settings_from_env()
+    _check_settings(settings, shape)
+    _check_loading(settings, str(vllm_config.load_config.load_format))
     _set_class(vllm_config.scheduler_config, "scheduler_cls", SCHEDULER, (None,), "--scheduler-cls")
     worker = WORKERS.get(current_platform.device_type, GPU_WORKER)
     _set_class(vllm_config.parallel_config, "worker_cls", worker, ("auto",), "--worker-cls")
@@ -132,6 +143,16 @@ def _check_settings(settings: RunSettings, shape: ModelShape) -> None:
         raise ConfigError(message)
     if settings.profile is not None:
         read_profile(settings.profile, shape.num_layers, shape.num_experts)
+
+
+def _check_loading(settings: RunSettings, load_format: str) -> None:
+    """Raise UnsupportedError for weights that a coordinator can't read."""
+    if settings.socket is not None and load_format not in LOAD_FORMATS:
+        message = (
+            f"--load-format {load_format} can't be combined with {ENV_TRANSPORT}=map: the coordinator reads "
+            f"safetensors files; use one of {', '.join(LOAD_FORMATS)}"
+        )
+        raise UnsupportedError(message)
 
 
 def _set_class(part: Any, name: str, ours: str, defaults: tuple[str | None, ...], flag: str) -> None:

@@ -17,13 +17,13 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from elasticmoe.runtime.adjuster.adjuster import start_table
 from elasticmoe.runtime.contract.config import RuntimeConfig, parse_config, settings_from_env
 from elasticmoe.runtime.contract.report import MemoryReport
+from elasticmoe.runtime.coordinator.client import Lease
 from elasticmoe.runtime.device.experts import Experts, StepReport
-from elasticmoe.runtime.device.host_pool import HostPool
 from elasticmoe.runtime.engine import refusal
 from elasticmoe.runtime.engine.geometry import page_tiers, pool_geometry, start_load
 from elasticmoe.runtime.engine.routed_experts import building
 from elasticmoe.runtime.engine.setup import model_shape
-from elasticmoe.runtime.hostpool.layout import HostLayout
+from elasticmoe.runtime.engine.warm_pool import loading_into, open_pool, wanted_pool
 from elasticmoe.runtime.pages.changes import PageDelta
 from elasticmoe.runtime.pages.placement import Geometry
 from elasticmoe.runtime.pages.tiers import Tiers
@@ -76,6 +76,7 @@ class ElasticWorkerMixin(_StockWorker):
     """Put before a vLLM worker class."""
 
     experts: Experts
+    _lease: Lease | None = None
     _report: StepReport | None = None
     """The counts of the forward that was run last, if they were asked for; they leave with its output."""
 
@@ -94,20 +95,14 @@ class ElasticWorkerMixin(_StockWorker):
 
     @refusal.recorded()
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load the model, its routed experts into the host pool."""
-        shape, dtype = model_shape(self.vllm_config), self.model_config.dtype
-        layout = HostLayout(
-            num_layers=shape.num_layers,
-            num_experts=shape.num_experts,
-            rows=shape.intermediate_size // self.parallel_config.tensor_parallel_size,
-            cols=shape.hidden_size,
-            itemsize=dtype.itemsize,
-        )
-        pool = HostPool(layout, dtype)
+        """Load the model, its routed experts into the host pool unless they are there already."""
+        shape = model_shape(self.vllm_config)
+        wanted = wanted_pool(self.vllm_config, shape)
+        pool, self._lease = open_pool(wanted, self.model_config.dtype, settings_from_env().socket)
         if self.device.type == "cuda":
             pool.pin()
         self.experts = Experts(pool, self.device)
-        with building(self.experts, shape):
+        with building(self.experts, shape), loading_into(pool):
             super().load_model(*args, **kwargs)
 
     @refusal.recorded()
@@ -151,6 +146,13 @@ class ElasticWorkerMixin(_StockWorker):
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample, and send the step's counts along if they were asked for."""
         return self._with_counts(super().sample_tokens(grammar_output))
+
+    def shutdown(self) -> None:
+        """End the lease of the host pool after vLLM's own end."""
+        super().shutdown()
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
 
     # Inside
 

@@ -1,6 +1,7 @@
 """The command line of `elasticmoe serve`: what is ours, what goes to vLLM, what is refused."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,33 @@ def test_underscores_are_dashes(words: list[str]) -> None:
     assert got[0] == "my_model"
     assert _additional(got)["other"] == 1
     assert not [word for word in got if word.startswith("--additional_config")]
+
+
+def test_keys_after_a_dot_keep_their_underscores() -> None:
+    """In vLLM's dotted flags only the flag's own name has dashes for underscores: what follows is the user's key."""
+    got, _ = vllm_arguments(["M", "--hf_overrides.rope_theta=1e6", "--hf-overrides.head_dim", "64"])
+    assert got[1:4] == ["--hf-overrides.rope_theta=1e6", "--hf-overrides.head_dim", "64"]
+
+
+@pytest.mark.parametrize("line", ['additional-config: {"other": 1}', "additional_config:", '{"additional-config": {}}'])
+def test_a_config_files_additional_config_is_not_lost(tmp_path: Path, line: str) -> None:
+    """VLLM's own --config file may say anything but additional_config, which ours would silently replace."""
+    file = tmp_path / "serve.yaml"
+    file.write_text("port: 1\n")
+    assert vllm_arguments(["M", "--config", str(file)])[0][:3] == ["M", "--config", str(file)]
+    file.write_text(f"port: 1\n{line}\n")
+    with pytest.raises(ConfigError, match=r"serve\.yaml: its additional_config"):
+        vllm_arguments(["M", f"--config={file}"])
+
+
+@pytest.mark.parametrize("allowed", ["", "other"])
+def test_a_plugin_that_vllm_may_not_load_is_no_elastic_pool(monkeypatch: pytest.MonkeyPatch, allowed: str) -> None:
+    """Where VLLM_PLUGINS leaves us out, serving stock unasked is refused; listed among others we are served."""
+    monkeypatch.setenv("VLLM_PLUGINS", "other,elasticmoe")
+    vllm_arguments(["M"])
+    monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    with pytest.raises(ConfigError, match="VLLM_PLUGINS="):
+        vllm_arguments(["M"])
 
 
 @pytest.mark.parametrize(

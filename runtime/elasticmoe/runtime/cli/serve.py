@@ -7,6 +7,7 @@ from run to run into the environment.
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -64,6 +65,7 @@ def vllm_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         if word.startswith("--elastic-"):
             message = f"unknown flag {word}; `elasticmoe serve --help` lists ours, all others go to vLLM"
             raise ConfigError(message)
+    _refuse_hidden_config(rest)
     given, rest = _take_additional_config(rest)
     parse_config(given)
     ours = {key: getattr(own, flag) for flag, key in CONFIG_FLAGS.items() if getattr(own, flag) is not None}
@@ -71,15 +73,35 @@ def vllm_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     parse_config(merged)
     env = {name: getattr(own, flag) for flag, name in ENV_FLAGS.items() if getattr(own, flag) is not None}
     contract.settings_from_env({**os.environ, **env})
+    _refuse_without_plugin(os.environ.get("VLLM_PLUGINS"))
     if "--enforce-eager" not in rest:
         rest.append("--enforce-eager")  # fetches are driven by the host, which a captured graph can't do
     return [*rest, "--additional-config", json.dumps(merged)], env
 
 
+def _refuse_without_plugin(allowed: str | None) -> None:
+    """Raise ConfigError if vLLM was told to load other plugins only: it would serve without the elastic pool."""
+    if allowed is not None and contract.CONFIG_KEY not in [name.strip() for name in allowed.split(",")]:
+        message = f"VLLM_PLUGINS={allowed} keeps vLLM from loading elasticmoe: add elasticmoe to it, or unset it"
+        raise ConfigError(message)
+
+
 def _dashed(word: str) -> str:
-    """Return a word of the command line with dashes in its flag, which vLLM takes with underscores too."""
-    flag, equals, value = word.partition("=")
-    return flag.replace("_", "-") + equals + value if flag.startswith("--") else word
+    """Return a word with dashes in its flag, which vLLM takes with underscores too; keys after a dot keep theirs."""
+    flag = re.split(r"[.=]", word, maxsplit=1)[0]
+    return flag.replace("_", "-") + word.removeprefix(flag) if flag.startswith("--") else word
+
+
+def _refuse_hidden_config(words: list[str]) -> None:
+    """Raise ConfigError if vLLM's --config file has an additional_config, which the one that we give would replace."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--config", type=Path)
+    path = parser.parse_known_args(words)[0].config
+    if path is None or not path.is_file():  # vLLM tells what is wrong with it
+        return
+    if re.search(r"""^[{"'\s]*additional[-_]config\b""", path.read_text(encoding="utf-8"), re.MULTILINE):
+        message = f"--config {path}: its additional_config would be replaced; give it as --additional-config instead"
+        raise ConfigError(message)
 
 
 def _take_additional_config(words: list[str]) -> tuple[dict[str, Any], list[str]]:

@@ -1,0 +1,148 @@
+"""What the cluster holds for one custom resource, as frozen values made from plain API objects."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticmoe.operator.spec.quantity import parse_quantity
+from elasticmoe.runtime.contract.labels import COMPONENT_LABEL, COORDINATOR, LIMIT_ANNOTATION, WORKER
+
+Object = Mapping[str, Any]
+"""An API object as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The custom resource that children belong to."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PodSample:
+    """One worker's metrics at one moment; counters since its start, histograms as cumulative counts by upper bound."""
+
+    at_s: float
+    waiting: float = 0.0
+    generated_tokens: float = 0.0
+    exposed_s: float = 0.0
+    recovery_s: float = 0.0
+    layers_at_limit: float = 0.0
+    resident_experts: int | None = None
+    requested_limit: int | None = None
+    effective_limit: int | None = None
+    experts_per_layer: int | None = None
+    tpot_buckets: Mapping[float, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSample:
+    """One coordinator's metrics at one moment."""
+
+    pool_bytes: int
+    leases: int
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Metrics by pod; one that could not be asked has none."""
+
+    workers: Mapping[str, PodSample] = field(default_factory=dict)
+    coordinators: Mapping[str, PoolSample] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod of a deployment, worker or coordinator."""
+
+    name: str
+    uid: str
+    node: str | None
+    ip: str | None
+    is_ready: bool
+    is_leaving: bool
+    limit: str | None
+    """The annotation that says its offload limit."""
+    unschedulable: str | None
+    """Why the scheduler places it nowhere, in its words."""
+    wanted_node: str | None
+    """The node that a DaemonSet made it for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that the deployment's selector matches."""
+
+    name: str
+    allocatable_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that a plan and a status are made from."""
+
+    identity: Identity
+    is_leaving: bool = False
+    previous_status: Object = field(default_factory=dict)
+    worker_deployment: Object | None = None
+    coordinator_daemonset: Object | None = None
+    workers: tuple[Pod, ...] = ()
+    coordinators: tuple[Pod, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    samples: Samples = Samples()
+
+    @property
+    def num_experts(self) -> int | None:
+        """Return the experts of a layer that workers report, None before the first one does."""
+        reported = (sample.experts_per_layer for sample in self.samples.workers.values())
+        return max((number for number in reported if number is not None), default=None)
+
+    def small_nodes(self, need_bytes: int) -> tuple[Node, ...]:
+        """Return the nodes whose allocatable memory is less than this."""
+        return tuple(node for node in self.nodes if node.allocatable_bytes < need_bytes)
+
+
+def parse_pod(obj: Object) -> Pod:
+    """Return what matters of a Pod."""
+    metadata, status = obj["metadata"], obj.get("status", {})
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled", {})
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        node=obj["spec"].get("nodeName"),
+        ip=status.get("podIP"),
+        is_ready=conditions.get("Ready", {}).get("status") == "True",
+        is_leaving="deletionTimestamp" in metadata,
+        limit=(metadata.get("annotations") or {}).get(LIMIT_ANNOTATION),
+        unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else None,
+        wanted_node=_wanted_node(obj["spec"]),
+    )
+
+
+def _wanted_node(spec: Object) -> str | None:
+    """Return the node that a DaemonSet's controller wrote into its pod's affinity."""
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
+    fields = [match for term in terms for match in term.get("matchFields") or ()]
+    return next((match["values"][0] for match in fields if match["key"] == "metadata.name"), None)
+
+
+def parse_node(obj: Object) -> Node:
+    """Return what matters of a Node."""
+    memory = obj.get("status", {}).get("allocatable", {}).get("memory", "0")
+    return Node(obj["metadata"]["name"], parse_quantity(memory))
+
+
+def parse_pods(objects: Sequence[Object]) -> tuple[tuple[Pod, ...], tuple[Pod, ...]]:
+    """Return the workers and the coordinators among pods, each by name; ended pods are left out."""
+    living = [obj for obj in objects if obj.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
+    by_name = sorted(living, key=lambda obj: str(obj["metadata"]["name"]))
+    workers, coordinators = (
+        tuple(parse_pod(obj) for obj in by_name if obj["metadata"]["labels"].get(COMPONENT_LABEL) == component)
+        for component in (WORKER, COORDINATOR)
+    )
+    return workers, coordinators

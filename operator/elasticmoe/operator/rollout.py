@@ -1,0 +1,37 @@
+"""The next step of a rollout: which of the desired objects are applied now.
+
+What serves keeps serving while a change could only end it: a pool that fits no node is not rolled out.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from elasticmoe.operator.builders.names import Manifest
+from elasticmoe.operator.observed import Object, Observed
+from elasticmoe.operator.spec.quantity import parse_quantity
+
+_ROLLS: Final = frozenset({"DaemonSet", "Deployment"})
+
+
+def next_step(desired: Sequence[Manifest], observed: Observed, need_bytes: int) -> tuple[Manifest, ...]:
+    """Return what to apply in this pass; nothing of a resource that is being deleted, lest it come back."""
+    if observed.is_leaving:
+        return ()
+    if _would_end_serving(observed, need_bytes):
+        return tuple(manifest for manifest in desired if manifest["kind"] not in _ROLLS)
+    return tuple(desired)
+
+
+def _would_end_serving(observed: Observed, need_bytes: int) -> bool:
+    """Return whether there is a pool that fits, and the new one would fit none of the nodes."""
+    current = observed.coordinator_daemonset
+    if current is None or not observed.nodes or need_bytes <= pool_request(current):
+        return False
+    return len(observed.small_nodes(need_bytes)) == len(observed.nodes)
+
+
+def pool_request(daemonset: Object) -> int:
+    """Return the memory that a coordinator DaemonSet's pods request."""
+    containers = daemonset["spec"]["template"]["spec"]["containers"]
+    main = next(container for container in containers if container["name"] == "main")
+    return parse_quantity(main["resources"]["requests"]["memory"])

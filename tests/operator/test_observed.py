@@ -1,0 +1,61 @@
+"""From API objects to what a plan is made from."""
+
+from elasticmoe.operator.observed import Observed, PodSample, Samples, parse_node, parse_pod, parse_pods
+from tests.fakes.kube_objects import IDENTITY, LIMIT, make_node_object, make_pod_object
+
+
+def test_a_pod_is_what_its_conditions_say() -> None:
+    """Ready, placed, not leaving, without a limit of its own yet."""
+    pod = parse_pod(make_pod_object("w"))
+    assert (pod.is_ready, pod.is_leaving, pod.node, pod.limit, pod.unschedulable) == (True, False, "n1", None, None)
+
+
+def test_a_limit_is_its_annotation() -> None:
+    """As text: what is there may be anything."""
+    obj = make_pod_object("w")
+    obj["metadata"]["annotations"] = {LIMIT: "7"}
+    assert parse_pod(obj).limit == "7"
+
+
+def test_a_pod_that_fits_nowhere_says_why_and_for_which_node() -> None:
+    """A DaemonSet's controller writes the node into the affinity."""
+    obj = make_pod_object("c", "coordinator", node=None, is_ready=False)
+    obj["status"]["conditions"][1]["message"] = "0/2 nodes are available: 1 Insufficient memory."
+    fields = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": fields}}
+    obj["spec"]["affinity"] = {"nodeAffinity": required}
+    pod = parse_pod(obj)
+    assert (pod.unschedulable, pod.wanted_node) == ("0/2 nodes are available: 1 Insufficient memory.", "n2")
+
+
+def test_a_pod_that_is_just_made_has_no_conditions() -> None:
+    """Nor a status at all."""
+    obj = make_pod_object("w")
+    del obj["status"]
+    pod = parse_pod(obj)
+    assert (pod.is_ready, pod.ip, pod.unschedulable) == (False, None, None)
+
+
+def test_pods_are_sorted_by_component_and_name_without_the_ended() -> None:
+    """A failed pod stays listed until somebody deletes it."""
+    ended = make_pod_object("w0")
+    ended["status"]["phase"] = "Failed"
+    listed = [make_pod_object("w2"), ended, make_pod_object("c", "coordinator"), make_pod_object("w1")]
+    workers, coordinators = parse_pods(listed)
+    assert [pod.name for pod in workers] == ["w1", "w2"]
+    assert [pod.name for pod in coordinators] == ["c"]
+
+
+def test_nodes_without_room_are_those_that_could_never_hold_it() -> None:
+    """By allocatable memory; exactly enough is enough."""
+    nodes = tuple(parse_node(make_node_object(name, memory)) for name, memory in (("a", "1Gi"), ("b", "2Gi")))
+    observed = Observed(IDENTITY, nodes=nodes)
+    assert [node.name for node in observed.small_nodes(2**30)] == []
+    assert [node.name for node in observed.small_nodes(2**30 + 1)] == ["a"]
+
+
+def test_the_experts_of_a_layer_are_what_workers_report() -> None:
+    """Nothing before the first one does."""
+    assert Observed(IDENTITY).num_experts is None
+    samples = {"a": PodSample(0.0), "b": PodSample(0.0, experts_per_layer=32)}
+    assert Observed(IDENTITY, samples=Samples(samples)).num_experts == 32

@@ -1,0 +1,229 @@
+"""Conditions and numbers, rebuilt from what was observed."""
+
+from typing import Any
+
+import pytest
+
+from elasticmoe.operator.errors import SpecError
+from elasticmoe.operator.observed import Node, Observed, PodSample, PoolSample, Samples
+from elasticmoe.operator.status import Condition, Verdict, build_conditions, build_status, transitions
+from tests.fakes.kube_objects import IDENTITY, make_daemonset, make_deployment, make_pod, make_spec
+
+GIB = 2**30
+BAD = Verdict(SpecError("spec.replicas", "it is -1"))
+
+
+def condition(kind: str, verdict: Verdict | None = None, **fields: Any) -> tuple[str, str]:  # noqa: ANN401 -- any field
+    """Return status and reason of one condition."""
+    found = whole(kind, verdict, **fields)
+    return found.status, found.reason
+
+
+def whole(kind: str, verdict: Verdict | None = None, **fields: Any) -> Condition:  # noqa: ANN401 -- any field
+    """Return one condition; the pool needs 2 GiB."""
+    conditions = build_conditions(Observed(IDENTITY, **fields), verdict or Verdict(make_spec()))
+    return {found.type: found for found in conditions}[kind]
+
+
+# Ready
+
+
+@pytest.mark.parametrize(
+    ("deployment", "reason"),
+    [
+        (make_deployment(), "PodsReady"),
+        (make_deployment(ready=0), "PodsNotReady"),
+        (make_deployment(updated=0), "PodsNotReady"),
+        (make_deployment(generation=2), "RollingOut"),
+        (make_deployment(wanted=2, ready=2), "RollingOut"),
+    ],
+)
+def test_ready_means_all_pods_of_the_newest_template_answer(deployment: dict[str, Any], reason: str) -> None:
+    """One replica is wanted; more than that are the former spec's."""
+    found = condition("Ready", worker_deployment=deployment)
+    assert found == ("True" if reason == "PodsReady" else "False", reason)
+
+
+def test_without_workers_nothing_is_ready() -> None:
+    """Because they are being made, or can't be."""
+    assert condition("Ready") == ("False", "Creating")
+    assert condition("Ready", BAD) == ("False", "InvalidSpec")
+
+
+def test_zero_replicas_are_ready() -> None:
+    """What was wanted is there."""
+    none = Verdict(make_spec(replicas=0))
+    assert condition("Ready", none, worker_deployment=make_deployment(wanted=0, ready=0)) == ("True", "ScaledToZero")
+    leaving = make_deployment(wanted=0, ready=0)
+    leaving["status"]["replicas"] = 1
+    assert condition("Ready", none, worker_deployment=leaving)[0] == "False"
+
+
+def test_pods_of_the_last_good_spec_stay_ready() -> None:
+    """An invalid spec changes nothing that serves."""
+    assert condition("Ready", BAD, worker_deployment=make_deployment()) == ("True", "PodsReady")
+
+
+def test_a_pod_on_a_node_is_loading_its_model() -> None:
+    """That may take long."""
+    pod = make_pod(is_ready=False)
+    assert condition("Ready", worker_deployment=make_deployment(ready=0), workers=(pod,)) == ("False", "LoadingModel")
+
+
+def test_a_pod_that_fits_nowhere_says_why() -> None:
+    """In the scheduler's words."""
+    pod = make_pod("w7", node=None, unschedulable="1 Insufficient nvidia.com/gpu")
+    found = whole("Ready", worker_deployment=make_deployment(ready=0), workers=(pod,))
+    assert found.reason == "Unschedulable"
+    assert found.message == "0 of 1 pods are ready, 1 of the newest template; w7: 1 Insufficient nvidia.com/gpu"
+
+
+# ConfigValid
+
+
+def test_an_invalid_spec_is_told_with_its_field() -> None:
+    """And why."""
+    assert condition("ConfigValid") == ("True", "Valid")
+    found = whole("ConfigValid", BAD)
+    assert (found.status, found.reason, found.message) == ("False", "InvalidSpec", "spec.replicas: it is -1")
+
+
+# CoordinatorsReady
+
+
+def test_coordinators_are_ready_when_all_are() -> None:
+    """On each node that matches."""
+    assert condition("CoordinatorsReady") == ("False", "Creating")
+    ready, stale, nowhere = (
+        condition("CoordinatorsReady", coordinator_daemonset=daemonset)
+        for daemonset in (
+            make_daemonset(wanted=2, ready=2),
+            make_daemonset(generation=2),
+            make_daemonset(wanted=0, ready=0),
+        )
+    )
+    assert ready == ("True", "CoordinatorsReady")
+    assert stale == ("False", "RollingOut")
+    assert nowhere == ("False", "NoNodeMatches")
+
+
+def test_late_coordinators_are_named_by_node() -> None:
+    """Placed or not; none is named before its pod is there."""
+    daemonset = make_daemonset(wanted=3, ready=1)
+    pods = (
+        make_pod("a"),
+        make_pod("b", node="n2", is_ready=False),
+        make_pod("c", node=None, is_ready=False, wanted_node="n3"),
+    )
+    found = whole("CoordinatorsReady", coordinator_daemonset=daemonset, coordinators=pods)
+    assert (found.reason, found.message) == ("CoordinatorsNotReady", "1 of 3 coordinators are ready; not on n2, n3")
+    assert whole("CoordinatorsReady", coordinator_daemonset=daemonset).message.endswith("not on any")
+
+
+# HostMemoryFit
+
+
+def test_memory_fits_where_each_node_has_room() -> None:
+    """Nobody knows without a node."""
+    assert condition("HostMemoryFit") == ("Unknown", "NoNodeMatches")
+    assert condition("HostMemoryFit", nodes=(Node("n1", 2 * GIB),)) == ("True", "Fits")
+
+
+def test_a_node_that_is_too_small_is_named_with_its_numbers() -> None:
+    """The others are not."""
+    found = whole("HostMemoryFit", nodes=(Node("n1", GIB), Node("n2", 8 * GIB)))
+    assert (found.status, found.reason) == ("False", "InsufficientMemory")
+    assert found.message == (
+        "n1: need 2048Mi (pool and headroom), allocatable 1024Mi; narrow spec.nodeSelector or free memory there"
+    )
+
+
+def test_a_node_that_is_too_full_is_named_too() -> None:
+    """The scheduler found so; a pod that waits for something else says nothing of memory."""
+    full = make_pod("c", node=None, unschedulable="0/2 nodes: 1 Insufficient memory.", wanted_node="n2")
+    nodes = (Node("n1", 8 * GIB), Node("n2", 8 * GIB))
+    found = whole("HostMemoryFit", nodes=nodes, coordinators=(full,))
+    assert found.message.startswith(
+        "n2: need 2048Mi (pool and headroom), allocatable 8192Mi, other pods have requested too much of it;"
+    )
+    tainted = make_pod("c", node=None, unschedulable="untolerated taint", wanted_node="n2")
+    assert condition("HostMemoryFit", nodes=nodes, coordinators=(tainted,)) == ("True", "Fits")
+
+
+def test_with_an_invalid_spec_the_last_verdict_stays() -> None:
+    """If there was one."""
+    kept = {"type": "HostMemoryFit", "status": "True", "reason": "Fits"}
+    previous = {"conditions": [{"type": "Ready", "status": "True"}, kept]}
+    assert condition("HostMemoryFit", BAD, previous_status=previous) == ("True", "Fits")
+    kinds = [found.type for found in build_conditions(Observed(IDENTITY), BAD)]
+    assert kinds == ["Ready", "ConfigValid", "CoordinatorsReady"]
+
+
+# The whole status
+
+
+def test_the_status_says_what_scale_and_columns_need() -> None:
+    """Counts are the Deployment's; the selector finds the workers."""
+    observed = Observed(IDENTITY, worker_deployment=make_deployment(wanted=2, ready=1))
+    status = build_status(observed, Verdict(make_spec(replicas=2), 7, {"limit": 7}), "now")
+    assert {key: status[key] for key in ("observedGeneration", "replicas", "readyReplicas", "offloadLimit")} == {
+        "observedGeneration": 3,
+        "replicas": 2,
+        "readyReplicas": 1,
+        "offloadLimit": 7,
+    }
+    assert status["selector"] == "app.kubernetes.io/component=worker,elasticmoe.io/deployment=tiny"
+    assert status["url"] == "http://tiny.default.svc:8000"
+    assert status["autotuner"] == {"limit": 7}
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    """Null is no number."""
+    status = build_status(Observed(IDENTITY), Verdict(make_spec()), "now")
+    assert {"offloadLimit", "autotuner"} & set(status) == set()
+
+
+def test_pods_and_nodes_have_a_line_each() -> None:
+    """With their numbers, as far as they could be read."""
+    samples = Samples(
+        {"a": PodSample(0.0, requested_limit=9, effective_limit=8, resident_experts=100), "b": PodSample(0.0)},
+        {"c": PoolSample(GIB, 2)},
+    )
+    workers = (make_pod("a"), make_pod("b"), make_pod("x", is_ready=False))
+    observed = Observed(IDENTITY, workers=workers, coordinators=(make_pod("c"),), samples=samples)
+    status = build_status(observed, Verdict(make_spec()), "now")
+    assert status["pods"] == [
+        {"name": "a", "ready": True, "requestedLimit": 9, "effectiveLimit": 8, "residentExperts": 100},
+        {"name": "b", "ready": True},
+        {"name": "x", "ready": False},
+    ]
+    assert status["coordinators"] == [
+        {"nodeName": "n1", "podName": "c", "ready": True, "poolBytes": GIB, "leases": 2},
+    ]
+
+
+def test_a_node_has_one_line() -> None:
+    """The coordinator that stays, not the one that leaves; one without a node has none."""
+    leaving, staying = make_pod("c1", is_leaving=True), make_pod("c0", is_ready=False)
+    observed = Observed(IDENTITY, coordinators=(staying, leaving, make_pod("c2", node=None)))
+    lines = build_status(observed, Verdict(make_spec()), "now")["coordinators"]
+    assert lines == [{"nodeName": "n1", "podName": "c0", "ready": False}]
+
+
+def test_the_time_of_transition_moves_only_with_the_status() -> None:
+    """Not with reason, message or generation."""
+    first = build_status(Observed(IDENTITY), Verdict(make_spec()), "then")
+    again = Observed(IDENTITY, previous_status=first, worker_deployment=make_deployment(ready=0))
+    second = build_status(again, Verdict(make_spec()), "now")
+    assert {found["lastTransitionTime"] for found in second["conditions"]} == {"then"}
+    ready = Observed(IDENTITY, previous_status=second, worker_deployment=make_deployment())
+    third = build_status(ready, Verdict(make_spec()), "now")
+    times = {found["type"]: found["lastTransitionTime"] for found in third["conditions"]}
+    assert (times["Ready"], times["ConfigValid"]) == ("now", "then")
+
+
+def test_transitions_are_the_conditions_that_turned() -> None:
+    """All of them at first, then none."""
+    status = build_status(Observed(IDENTITY), Verdict(make_spec()), "now")
+    assert [found.type for found in transitions({}, status)] == [found["type"] for found in status["conditions"]]
+    assert transitions(status, status) == []

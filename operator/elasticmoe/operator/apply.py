@@ -1,0 +1,139 @@
+"""The only place that changes the cluster: server-side apply through the official dynamic client; and what it observes.
+
+Every call blocks, so the loop runs it in a thread. API errors of a kind that a later pass may not meet are not caught.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic import DynamicClient
+
+from elasticmoe.operator.builders.names import MANAGER, Manifest, child_name
+from elasticmoe.operator.errors import ForeignObjectError
+from elasticmoe.operator.observed import Identity, Node, Object, Observed, Pod, parse_node, parse_pods
+from elasticmoe.runtime.contract.labels import (
+    COORDINATOR,
+    DEPLOYMENT_LABEL,
+    GROUP,
+    KIND,
+    LIMIT_ANNOTATION,
+    VERSION,
+    WORKER,
+)
+
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+_NOT_FOUND: Final = 404
+_MERGE_PATCH: Final = "application/merge-patch+json"
+
+
+class Cluster:
+    """One API server, as the operator uses it."""
+
+    def __init__(self, client: DynamicClient) -> None:
+        self._client = client
+
+    def list_resources(self, namespace: str | None) -> list[Object]:
+        """Return all our custom resources, of one namespace or of the cluster."""
+        return self._list(API_VERSION, KIND, namespace=namespace)
+
+    def find_resource(self, name: str, namespace: str) -> Object | None:
+        """Return a custom resource, None if it is gone."""
+        return self._find(API_VERSION, KIND, name, namespace)
+
+    def observe(self, resource: Object, node_selector: Mapping[str, str] | None) -> Observed:
+        """Return what there is of a custom resource; its nodes only if it says which."""
+        identity = identify(resource)
+        label, where = f"{DEPLOYMENT_LABEL}={identity.name}", identity.namespace
+        workers, coordinators = parse_pods(self._list("v1", "Pod", namespace=where, label_selector=label))
+        return Observed(
+            identity=identity,
+            is_leaving="deletionTimestamp" in resource["metadata"],
+            previous_status=resource.get("status") or {},
+            worker_deployment=self._find("apps/v1", "Deployment", child_name(identity, WORKER), where),
+            coordinator_daemonset=self._find("apps/v1", "DaemonSet", child_name(identity, COORDINATOR), where),
+            workers=workers,
+            coordinators=coordinators,
+            nodes=() if node_selector is None else self._nodes(node_selector),
+        )
+
+    def apply(self, manifest: Manifest) -> None:
+        """Make the object what the manifest says; raises ForeignObjectError if it has another owner."""
+        metadata = manifest["metadata"]
+        owner = metadata["ownerReferences"][0]["uid"]
+        present = self._find(manifest["apiVersion"], manifest["kind"], metadata["name"], metadata["namespace"])
+        if present is not None and owner not in _owners(present):
+            message = (
+                f"need {manifest['kind']} {metadata['name']} in {metadata['namespace']}, another has it; "
+                "rename or delete it, or rename this resource"
+            )
+            raise ForeignObjectError(message)
+        kind = self._kind(manifest["apiVersion"], manifest["kind"])
+        self._client.server_side_apply(
+            kind,
+            body=manifest,
+            name=metadata["name"],
+            namespace=metadata["namespace"],
+            field_manager=MANAGER,
+            force_conflicts=True,
+        )
+
+    def set_limit(self, pod: Pod, namespace: str, limit: int) -> None:
+        """Annotate a live pod with its offload limit; one that has gone meanwhile needs none."""
+        body = {"metadata": {"annotations": {LIMIT_ANNOTATION: str(limit)}}}
+        kind = self._kind("v1", "Pod")
+        try:
+            self._client.patch(kind, body=body, name=pod.name, namespace=namespace, content_type=_MERGE_PATCH)
+        except ApiException as error:
+            if error.status != _NOT_FOUND:
+                raise
+
+    def write_status(self, identity: Identity, status: Mapping[str, Any]) -> None:
+        """Replace the status of a custom resource; one that has gone meanwhile needs none."""
+        metadata = {"name": identity.name, "namespace": identity.namespace}
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status}
+        subresource = self._kind(API_VERSION, KIND).subresources["status"]
+        try:
+            self._client.server_side_apply(
+                subresource, body=body, **metadata, field_manager=MANAGER, force_conflicts=True
+            )
+        except ApiException as error:
+            if error.status != _NOT_FOUND:
+                raise
+
+    def post_event(self, manifest: Manifest) -> None:
+        """Create an Event."""
+        kind = self._kind("v1", "Event")
+        self._client.create(kind, body=manifest, namespace=manifest["metadata"]["namespace"])
+
+    def _nodes(self, selector: Mapping[str, str]) -> tuple[Node, ...]:
+        label = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
+        nodes = (parse_node(obj) for obj in self._list("v1", "Node", label_selector=label))
+        return tuple(sorted(nodes, key=lambda node: node.name))
+
+    def _kind(self, api_version: str, kind: str) -> Any:  # noqa: ANN401 -- the client has no types
+        return self._client.resources.get(api_version=api_version, kind=kind)
+
+    def _list(self, api_version: str, kind: str, **where: str | None) -> list[Object]:
+        found = self._client.get(self._kind(api_version, kind), **where).to_dict()
+        items: list[Object] = found["items"]
+        return items
+
+    def _find(self, api_version: str, kind: str, name: str, namespace: str) -> Object | None:
+        try:
+            found: Object = self._client.get(self._kind(api_version, kind), name=name, namespace=namespace).to_dict()
+        except ApiException as error:
+            if error.status == _NOT_FOUND:
+                return None
+            raise
+        return found
+
+
+def identify(resource: Object) -> Identity:
+    """Return who a custom resource is."""
+    metadata = resource["metadata"]
+    return Identity(metadata["name"], metadata["namespace"], metadata["uid"], metadata.get("generation", 1))
+
+
+def _owners(obj: Object) -> set[str]:
+    return {owner["uid"] for owner in obj["metadata"].get("ownerReferences") or ()}

@@ -1,0 +1,170 @@
+"""One pass over one custom resource: observe → plan → apply → status. Level-triggered: it remembers no event.
+
+Called by the loop, in a thread, never twice at once for one resource.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from elasticmoe.operator.apply import Cluster
+from elasticmoe.operator.autotuner import (
+    Reading,
+    Step,
+    Tuned,
+    decide,
+    dump_tuned,
+    load_tuned,
+    measure,
+    start,
+    take,
+)
+from elasticmoe.operator.builders.coordinator import coordinator_bytes
+from elasticmoe.operator.builders.pod import DefaultImages
+from elasticmoe.operator.desired import build_desired
+from elasticmoe.operator.errors import ForeignObjectError, SpecError
+from elasticmoe.operator.events import condition_event, limit_event
+from elasticmoe.operator.observed import Object, Observed, Pod, PodSample, Samples
+from elasticmoe.operator.rollout import next_step
+from elasticmoe.operator.spec.model import ElasticMoESpec
+from elasticmoe.operator.spec.parse import parse_spec
+from elasticmoe.operator.spec.quantity import parse_duration
+from elasticmoe.operator.status import Verdict, build_status, transitions
+
+
+class Key(NamedTuple):
+    """Which custom resource."""
+
+    namespace: str
+    name: str
+
+
+Scrape = Callable[[tuple[Pod, ...], tuple[Pod, ...], float], Samples]
+
+
+@dataclass(slots=True)
+class Readings:
+    """The workers' last reading for each custom resource; a new one replaces it when an interval has passed."""
+
+    _last: dict[Key, tuple[float, Mapping[str, PodSample]]] = field(default_factory=dict)
+
+    def take(
+        self, key: Key, samples: Mapping[str, PodSample], now_s: float, interval_s: int
+    ) -> Mapping[str, PodSample]:
+        """Return the reading before this one, if it is an interval old; else nothing, and it stays."""
+        at_s, before = self._last.setdefault(key, (now_s, samples))
+        if now_s - at_s < interval_s:
+            return {}
+        self._last[key] = (now_s, samples)
+        return before
+
+    def forget(self, key: Key) -> None:
+        """Drop what is kept of a custom resource that is gone."""
+        self._last.pop(key, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciler:
+    """What a pass works with."""
+
+    cluster: Cluster
+    scrape: Scrape
+    images: DefaultImages
+    readings: Readings
+
+    def reconcile(self, key: Key, now: datetime) -> None:
+        """Bring one custom resource's children and status in step with its spec; raises what the API server answers."""
+        resource = self.cluster.find_resource(key.name, key.namespace)
+        if resource is None or "deletionTimestamp" in resource["metadata"]:
+            self.readings.forget(key)
+            return
+        spec = _parse(resource)
+        selector = spec.node_selector if isinstance(spec, ElasticMoESpec) else None
+        observed = self.cluster.observe(resource, selector)
+        observed = replace(observed, samples=self.scrape(observed.workers, observed.coordinators, now.timestamp()))
+        if isinstance(spec, SpecError):
+            self._report(observed, _kept(spec, observed), now)
+            return
+        self._serve(key, spec, observed, now)
+
+    def _serve(self, key: Key, spec: ElasticMoESpec, observed: Observed, now: datetime) -> None:
+        """Apply the children of a valid spec and its limit, then tell."""
+        tuned, step = self._tune(key, spec, observed, now)
+        verdict = Verdict(spec, tuned.limit, dump_tuned(tuned) if _is_tuning(spec) else None)
+        try:
+            for manifest in next_step(
+                build_desired(observed.identity, spec, self.images), observed, coordinator_bytes(spec)
+            ):
+                self.cluster.apply(manifest)
+        except ForeignObjectError as error:
+            verdict = replace(verdict, spec=SpecError("metadata.name", str(error)))
+        self._limit(observed, tuned.limit)
+        self._report(observed, verdict, now)
+        if step is not None:
+            entry = tuned.history[-1]
+            event = limit_event(observed.identity, entry.before, entry.after, entry.reason, entry.time)
+            self.cluster.post_event(event)
+
+    def _tune(self, key: Key, spec: ElasticMoESpec, observed: Observed, now: datetime) -> tuple[Tuned, Step | None]:
+        """Return where the limit stands after this pass; it stays while workers come and go or tell too little."""
+        tuned = start(spec, load_tuned(observed.previous_status), observed.num_experts)
+        interval_s = parse_duration(spec.memory.expert_offload.autotune.interval)
+        samples = observed.samples.workers
+        before = self.readings.take(key, samples, now.timestamp(), interval_s)
+        signals = measure(before, samples) if _is_steady(spec, observed) else None
+        current = tuned.limit if tuned.limit is not None else _requested(observed)
+        if signals is None or current is None or observed.num_experts is None or not _is_tuning(spec):
+            return tuned, None
+        reading = Reading(signals, now.timestamp(), current, observed.num_experts)
+        step = decide(spec, tuned, reading)
+        return take(spec, tuned, step, reading, show_time(now)), step
+
+    def _limit(self, observed: Observed, limit: int | None) -> None:
+        """Give every live worker its limit."""
+        for pod in observed.workers:
+            if limit is not None and not pod.is_leaving and pod.limit != str(limit):
+                self.cluster.set_limit(pod, observed.identity.namespace, limit)
+
+    def _report(self, observed: Observed, verdict: Verdict, now: datetime) -> None:
+        """Write the status if it is another, and an Event for each condition that turned."""
+        status = build_status(observed, verdict, show_time(now))
+        if status == observed.previous_status:
+            return
+        self.cluster.write_status(observed.identity, status)
+        for condition in transitions(observed.previous_status, status):
+            self.cluster.post_event(condition_event(observed.identity, condition, show_time(now)))
+
+
+def show_time(now: datetime) -> str:
+    """Return a time as Kubernetes writes it."""
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _parse(resource: Object) -> ElasticMoESpec | SpecError:
+    try:
+        return parse_spec(resource.get("spec") or {})
+    except SpecError as error:
+        return error
+
+
+def _kept(error: SpecError, observed: Observed) -> Verdict:
+    """Return the verdict on an invalid spec: the limit and the tuning of the last good one stay."""
+    former = observed.previous_status
+    return Verdict(error, former.get("offloadLimit"), former.get("autotuner"))
+
+
+def _is_tuning(spec: ElasticMoESpec) -> bool:
+    return spec.memory.expert_offload.autotune.enabled
+
+
+def _is_steady(spec: ElasticMoESpec, observed: Observed) -> bool:
+    """Return whether as many workers as wanted are ready, none is leaving, and all have told their numbers."""
+    is_settled = len(observed.workers) == spec.replicas and not any(pod.is_leaving for pod in observed.workers)
+    return is_settled and len(observed.samples.workers) == spec.replicas
+
+
+def _requested(observed: Observed) -> int | None:
+    """Return the limit that workers started with, for want of another."""
+    limits = (sample.requested_limit for sample in observed.samples.workers.values())
+    return max((limit for limit in limits if limit is not None), default=None)

@@ -1,0 +1,124 @@
+"""Reads pods' /metrics: the numbers that the autotuner and the status need, straight from each pod."""
+
+import logging
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from typing import Final, TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from elasticmoe.operator.errors import ScrapeError
+from elasticmoe.operator.observed import Pod, PodSample, PoolSample, Samples
+from elasticmoe.runtime.contract import names
+from elasticmoe.runtime.contract.labels import EXPERTS_PER_LAYER, WORKER_PORT
+from elasticmoe.runtime.contract.pool_names import HOST_POOL_BYTES, HOST_POOL_LEASES, METRICS_PORT
+
+Series = dict[str, list[Sample]]
+"""A metrics page: its samples by name."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 2.0
+_AT_ONCE: Final = 8
+_TPOT: Final = "vllm:request_time_per_output_token_seconds_bucket"
+
+
+def scrape_all(workers: Iterable[Pod], coordinators: Iterable[Pod], at_s: float) -> Samples:
+    """Return the samples of those pods that are ready and answer; of the others a line is logged."""
+    return Samples(
+        _scrape(workers, WORKER_PORT, lambda series: read_worker(series, at_s)),
+        _scrape(coordinators, METRICS_PORT, read_coordinator),
+    )
+
+
+def _scrape(pods: Iterable[Pod], port: int, read: Callable[[Series], T]) -> dict[str, T]:
+    """Return what `read` makes of each pod's page, several at once."""
+
+    def ask(name: str, ip: str) -> list[tuple[str, T]]:
+        try:
+            return [(name, read(parse(fetch(metrics_url(ip, port)))))]
+        except ScrapeError as error:
+            logger.info("pod %s: %s", name, error)
+            return []
+
+    asked = [(pod.name, pod.ip) for pod in pods if pod.is_ready and not pod.is_leaving and pod.ip]
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return dict(pair for found in threads.map(lambda pod: ask(*pod), asked) for pair in found)
+
+
+def metrics_url(ip: str, port: int) -> str:
+    """Return where a pod's metrics are."""
+    host = f"[{ip}]" if ":" in ip else ip
+    return f"http://{host}:{port}/metrics"
+
+
+def fetch(url: str) -> str:
+    """Return the text of a metrics page; raises ScrapeError."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:  # noqa: S310 -- metrics_url says http
+            text: str = response.read().decode("utf-8")
+    except (OSError, HTTPException, UnicodeDecodeError) as error:
+        message = f"want metrics from {url}, got {error}; asked again at the next pass"
+        raise ScrapeError(message) from error
+    return text
+
+
+def parse(text: str) -> Series:
+    """Return a metrics page's samples by name; raises ScrapeError if it is none."""
+    try:
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except ValueError as error:
+        message = f"want Prometheus' text format, got {error}; asked again at the next pass"
+        raise ScrapeError(message) from error
+    series: Series = defaultdict(list)
+    for sample in samples:
+        series[sample.name].append(sample)
+    return series
+
+
+def read_coordinator(series: Series) -> PoolSample:
+    """Return a coordinator's metrics."""
+    return PoolSample(int(_total(series, HOST_POOL_BYTES)), int(_total(series, HOST_POOL_LEASES)))
+
+
+def read_worker(series: Series, at_s: float) -> PodSample:
+    """Return a worker's metrics."""
+    return PodSample(
+        at_s=at_s,
+        waiting=_total(series, "vllm:num_requests_waiting"),
+        generated_tokens=_total(series, "vllm:generation_tokens_total"),
+        exposed_s=_total(series, names.EXPOSED_FETCH_SECONDS),
+        recovery_s=_total(series, names.RECOVERY_SECONDS),
+        layers_at_limit=_total(series, names.LAYERS_AT_LIMIT),
+        resident_experts=_whole(series.get(names.RESIDENT_EXPERTS, ())),
+        requested_limit=_whole(_of_kind(series, "requested")),
+        effective_limit=_whole(_of_kind(series, "effective")),
+        experts_per_layer=_whole(series.get(EXPERTS_PER_LAYER, ())),
+        tpot_buckets=_buckets(series.get(_TPOT, ())),
+    )
+
+
+def _total(series: Series, name: str) -> float:
+    return sum(sample.value for sample in series.get(name, ()))
+
+
+def _of_kind(series: Series, kind: str) -> list[Sample]:
+    return [sample for sample in series.get(names.OFFLOAD_LIMIT, ()) if sample.labels.get("kind") == kind]
+
+
+def _whole(samples: Iterable[Sample]) -> int | None:
+    return max((int(sample.value) for sample in samples), default=None)
+
+
+def _buckets(samples: Iterable[Sample]) -> dict[float, float]:
+    """Return a histogram's cumulative counts, summed over its other labels."""
+    buckets: dict[float, float] = defaultdict(float)
+    for sample in samples:
+        buckets[float(sample.labels["le"])] += sample.value
+    return dict(buckets)

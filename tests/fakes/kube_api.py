@@ -1,0 +1,126 @@
+"""A fake of the API server behind the official dynamic client: only what the operator calls of it.
+
+Server-side apply is a merge of objects, without field managers; nothing is defaulted or validated, no controller runs.
+What it answers to a real client is left to the tests on a real cluster.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from kubernetes.client.exceptions import ApiException
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FakeKind:
+    """A kind, or with `part` its subresource."""
+
+    api_version: str
+    kind: str
+    part: str | None = None
+
+    @property
+    def subresources(self) -> dict[str, "FakeKind"]:
+        """The status, as discovery finds it."""
+        return {"status": FakeKind(self.api_version, self.kind, "status")}
+
+
+@dataclass(frozen=True)
+class FakeInstance:
+    """What the dynamic client wraps answers in."""
+
+    content: Object
+
+    def to_dict(self) -> Object:
+        """The answer as JSON."""
+        return self.content
+
+
+@dataclass
+class FakeKube:
+    """Objects by kind, namespace and name; every change is written down in `calls`."""
+
+    objects: dict[tuple[str, str | None, str], Object] = field(default_factory=dict)
+    calls: list[tuple[str, str, str]] = field(default_factory=list)
+    events: list[Object] = field(default_factory=list)
+    failing: dict[str, int] = field(default_factory=dict)
+    """HTTP statuses to answer changes of a kind with."""
+    on_status: Callable[[], None] = lambda: None
+
+    @property
+    def resources(self) -> SimpleNamespace:
+        """Discovery."""
+        return SimpleNamespace(get=FakeKind)
+
+    def add(self, obj: Object) -> None:
+        """Have an object in the cluster."""
+        metadata = obj["metadata"]
+        self.objects[obj["kind"], metadata.get("namespace"), metadata["name"]] = obj
+
+    def find(self, kind: str, name: str, namespace: str | None = "default") -> Object:
+        """Return an object that must be there."""
+        return self.objects[kind, namespace, name]
+
+    def get(
+        self, kind: FakeKind, name: str | None = None, namespace: str | None = None, label_selector: str = ""
+    ) -> FakeInstance:
+        """Return one object or a list."""
+        if name is not None:
+            return FakeInstance(self._existing(kind, name, namespace))
+        wanted = dict(pair.split("=") for pair in label_selector.split(",") if pair)
+        return FakeInstance({"items": [o for o in self._of(kind, namespace) if _has_labels(o, wanted)]})
+
+    def server_side_apply(self, kind: FakeKind, **call: Any) -> None:  # noqa: ANN401 -- the client's keywords
+        """Merge the body into the object, or create it."""
+        assert call["field_manager"] == "elasticmoe-operator"
+        assert call["force_conflicts"] is True
+        name, namespace, body = call["name"], call["namespace"], call["body"]
+        self._record("apply", kind, name)
+        if kind.part:
+            self._existing(kind, name, namespace)[kind.part] = dict(body[kind.part])
+            self.on_status()
+            return
+        self.add(_merge(self.objects.get((kind.kind, namespace, name), {}), body))
+
+    def patch(self, kind: FakeKind, body: Object, name: str, namespace: str, content_type: str) -> None:
+        """Merge the body into an object that is there."""
+        assert content_type == "application/merge-patch+json"
+        self._record("patch", kind, name)
+        self.add(_merge(self._existing(kind, name, namespace), body))
+
+    def create(self, kind: FakeKind, body: Object, namespace: str) -> None:
+        """Take an Event."""
+        assert kind.kind == "Event"
+        assert body["metadata"]["namespace"] == namespace
+        self.events.append(body)
+
+    def _of(self, kind: FakeKind, namespace: str | None) -> list[Object]:
+        found = [(key, obj) for key, obj in self.objects.items() if key[0] == kind.kind]
+        return [obj for key, obj in found if namespace is None or key[1] == namespace]
+
+    def _existing(self, kind: FakeKind, name: str, namespace: str | None) -> Object:
+        try:
+            return self.objects[kind.kind, namespace, name]
+        except KeyError:
+            raise ApiException(status=404, reason=f"{kind.kind} {name} is not there") from None
+
+    def _record(self, verb: str, kind: FakeKind, name: str) -> None:
+        self.calls.append((verb, f"{kind.kind}/{kind.part}" if kind.part else kind.kind, name))
+        if kind.kind in self.failing:
+            raise ApiException(status=self.failing[kind.kind], reason="as the test wants")
+
+
+def _has_labels(obj: Object, wanted: Mapping[str, str]) -> bool:
+    labels = obj["metadata"].get("labels") or {}
+    return all(labels.get(key) == value for key, value in wanted.items())
+
+
+def _merge(old: Object, new: Object) -> Object:
+    merged = dict(old)
+    for key, value in new.items():
+        both = isinstance(value, dict) and isinstance(old.get(key), dict)
+        merged[key] = _merge(old[key], value) if both else value
+    return merged

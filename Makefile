@@ -21,7 +21,7 @@ LOCK = $$(ls -t $(CACHE)/uv-*/bin/uv | head -n 1) pip compile --quiet --universa
 	--generate-hashes --no-header --no-annotate
 lock: setup  ## resolve pyproject.toml into the lock files; add UPGRADE=1 to take newer versions
 	@$(LOCK) $(if $(UPGRADE),--upgrade) --group installer -o requirements-uv.txt
-	@$(LOCK) $(if $(UPGRADE),--upgrade) pyproject.toml --group cpu --group dev -o requirements-cpu.txt
+	@$(LOCK) $(if $(UPGRADE),--upgrade) pyproject.toml --extra operator --group cpu --group dev -o requirements-cpu.txt
 
 down:  ## remove what the demo left: its model and its logs (nothing of it runs on)
 	rm -rf $(CACHE)/models build/demo

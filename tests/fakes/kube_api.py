@@ -4,6 +4,8 @@ Server-side apply is a merge of objects, without field managers; nothing is defa
 What it answers to a real client is left to the tests on a real cluster.
 """
 
+import copy
+import queue
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -49,6 +51,8 @@ class FakeKube:
     failing: dict[str, int] = field(default_factory=dict)
     """HTTP statuses to answer changes of a kind with."""
     on_status: Callable[[], None] = lambda: None
+    version: int = 0
+    watchers: list[tuple[str, "queue.Queue[Object]"]] = field(default_factory=list)
 
     @property
     def resources(self) -> SimpleNamespace:
@@ -56,16 +60,40 @@ class FakeKube:
         return SimpleNamespace(get=FakeKind)
 
     def add(self, obj: Object) -> None:
-        """Have an object in the cluster."""
+        """Have an object in the cluster, and tell those who watch its kind if that is a change."""
         metadata = obj["metadata"]
-        self.objects[obj["kind"], metadata.get("namespace"), metadata["name"]] = obj
+        key = (obj["kind"], metadata.get("namespace"), metadata["name"])
+        if obj == self.objects.get(key):
+            return
+        is_new = key not in self.objects
+        self.version += 1
+        metadata["resourceVersion"] = str(self.version)
+        metadata.setdefault("uid", f"uid-{self.version}")
+        self.objects[key] = obj
+        self._tell("ADDED" if is_new else "MODIFIED", obj)
+
+    def watch(self, kind: str) -> "queue.Queue[Object]":
+        """Return where changes of a kind will come."""
+        events: queue.Queue[Object] = queue.Queue()
+        self.watchers.append((kind, events))
+        return events
+
+    def _tell(self, what: str, obj: Object) -> None:
+        for kind, events in self.watchers:
+            if kind == obj["kind"]:
+                events.put({"type": what, "object": copy.deepcopy(obj)})
 
     def find(self, kind: str, name: str, namespace: str | None = "default") -> Object:
         """Return an object that must be there."""
         return self.objects[kind, namespace, name]
 
     def get(
-        self, kind: FakeKind, name: str | None = None, namespace: str | None = None, label_selector: str = ""
+        self,
+        kind: FakeKind,
+        name: str | None = None,
+        namespace: str | None = None,
+        label_selector: str = "",
+        _request_timeout: float = 0.0,
     ) -> FakeInstance:
         """Return one object or a list."""
         if name is not None:
@@ -80,18 +108,18 @@ class FakeKube:
         name, namespace, body = call["name"], call["namespace"], call["body"]
         self._record("apply", kind, name)
         if kind.part:
-            self._existing(kind, name, namespace)[kind.part] = dict(body[kind.part])
+            self.add({**self._existing(kind, name, namespace), kind.part: dict(body[kind.part])})
             self.on_status()
             return
         self.add(_merge(self.objects.get((kind.kind, namespace, name), {}), body))
 
-    def patch(self, kind: FakeKind, body: Object, name: str, namespace: str, content_type: str) -> None:
+    def patch(self, kind: FakeKind, body: Object, name: str, namespace: str, **call: Any) -> None:  # noqa: ANN401 -- as above
         """Merge the body into an object that is there."""
-        assert content_type == "application/merge-patch+json"
+        assert call["content_type"] == "application/merge-patch+json"
         self._record("patch", kind, name)
         self.add(_merge(self._existing(kind, name, namespace), body))
 
-    def create(self, kind: FakeKind, body: Object, namespace: str) -> None:
+    def create(self, kind: FakeKind, body: Object, namespace: str, _request_timeout: float = 0.0) -> None:
         """Take an Event."""
         assert kind.kind == "Event"
         assert body["metadata"]["namespace"] == namespace
@@ -122,5 +150,5 @@ def _merge(old: Object, new: Object) -> Object:
     merged = dict(old)
     for key, value in new.items():
         both = isinstance(value, dict) and isinstance(old.get(key), dict)
-        merged[key] = _merge(old[key], value) if both else value
+        merged[key] = _merge(old[key], value) if both else copy.deepcopy(value)
     return merged

@@ -25,6 +25,9 @@ from elasticmoe.runtime.contract.labels import (
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 _NOT_FOUND: Final = 404
 _MERGE_PATCH: Final = "application/merge-patch+json"
+_BOUNDED: Final = {"_request_timeout": 10}
+"""A server that has stopped to answer must not hold a resource's pass for ever."""
+_SERVER_SIDE: Final = {"field_manager": MANAGER, "force_conflicts": True, **_BOUNDED}
 
 
 class Cluster:
@@ -74,8 +77,7 @@ class Cluster:
             body=manifest,
             name=metadata["name"],
             namespace=metadata["namespace"],
-            field_manager=MANAGER,
-            force_conflicts=True,
+            **_SERVER_SIDE,
         )
 
     def set_limit(self, pod: Pod, namespace: str, limit: int) -> None:
@@ -83,7 +85,9 @@ class Cluster:
         body = {"metadata": {"annotations": {LIMIT_ANNOTATION: str(limit)}}}
         kind = self._kind("v1", "Pod")
         try:
-            self._client.patch(kind, body=body, name=pod.name, namespace=namespace, content_type=_MERGE_PATCH)
+            self._client.patch(
+                kind, body=body, name=pod.name, namespace=namespace, content_type=_MERGE_PATCH, **_BOUNDED
+            )
         except ApiException as error:
             if error.status != _NOT_FOUND:
                 raise
@@ -94,9 +98,7 @@ class Cluster:
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status}
         subresource = self._kind(API_VERSION, KIND).subresources["status"]
         try:
-            self._client.server_side_apply(
-                subresource, body=body, **metadata, field_manager=MANAGER, force_conflicts=True
-            )
+            self._client.server_side_apply(subresource, body=body, **metadata, **_SERVER_SIDE)
         except ApiException as error:
             if error.status != _NOT_FOUND:
                 raise
@@ -104,7 +106,7 @@ class Cluster:
     def post_event(self, manifest: Manifest) -> None:
         """Create an Event."""
         kind = self._kind("v1", "Event")
-        self._client.create(kind, body=manifest, namespace=manifest["metadata"]["namespace"])
+        self._client.create(kind, body=manifest, namespace=manifest["metadata"]["namespace"], **_BOUNDED)
 
     def _nodes(self, selector: Mapping[str, str]) -> tuple[Node, ...]:
         label = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
@@ -115,13 +117,15 @@ class Cluster:
         return self._client.resources.get(api_version=api_version, kind=kind)
 
     def _list(self, api_version: str, kind: str, **where: str | None) -> list[Object]:
-        found = self._client.get(self._kind(api_version, kind), **where).to_dict()
+        found = self._client.get(self._kind(api_version, kind), **where, **_BOUNDED).to_dict()
         items: list[Object] = found["items"]
         return items
 
     def _find(self, api_version: str, kind: str, name: str, namespace: str) -> Object | None:
         try:
-            found: Object = self._client.get(self._kind(api_version, kind), name=name, namespace=namespace).to_dict()
+            found: Object = self._client.get(
+                self._kind(api_version, kind), name=name, namespace=namespace, **_BOUNDED
+            ).to_dict()
         except ApiException as error:
             if error.status == _NOT_FOUND:
                 return None

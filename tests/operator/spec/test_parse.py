@@ -33,7 +33,7 @@ def test_a_limit_may_be_a_number_or_a_share() -> None:
         ({"model": {}}, r"^spec\.model\.uri: is required$"),
         ({"model": {"uri": "s3://x"}}, r"^spec\.model\.uri: .*it is 's3://x'$"),
         ({"model": {"uri": "hf://a/b"}}, r"^spec\.model\.uri: the coordinator reads a folder; .*pvc://"),
-        ({"modle": {}}, r"^spec\.modle: there is no such field; `kubectl explain"),
+        ({"modelx": {}}, r"^spec\.modelx: there is no such field; `kubectl explain"),
         ({"replicas": -1}, r"^spec\.replicas: .*it is -1$"),
         ({"memory": {"hostPool": {"size": "1GiB"}}}, r"^spec\.memory\.hostPool\.size: want a quantity.*'1GiB'$"),
         ({"memory": {"hostPool": {"size": True}}}, r"^spec\.memory\.hostPool\.size: want a whole number.*True$"),

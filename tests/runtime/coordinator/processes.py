@@ -63,6 +63,11 @@ class Process:
         """Return whether it runs."""
         return self.process.poll() is None
 
+    def peak_bytes(self) -> int:
+        """Return the most memory that the process has had, shared memory included."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
+
     def pool_inodes(self) -> set[int]:
         """Return the pools that the process has open, by the kernel's number of their memory."""
         links = Path(f"/proc/{self.process.pid}/fd").iterdir()

@@ -35,6 +35,17 @@ def test_an_index_says_which_files_count(tiny: Path, tmp_path: Path) -> None:
     assert {place.path.name for place in read_places(tmp_path).values()} == {"model-1.safetensors"}
 
 
+def test_an_index_without_files_is_refused(tmp_path: Path) -> None:
+    """No weight_map, or one of files that are not there: named."""
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"index\.json names no files"):
+        read_places(tmp_path)
+    index.write_text('{"weight_map": {"w": "model-1.safetensors"}}')
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors can't be read"):
+        read_places(tmp_path)
+
+
 def test_the_shape_comes_from_config_json(tiny: Path, tmp_path: Path) -> None:
     """As the engine's does; a folder without one, or of another model, is refused."""
     assert read_shape(tiny).num_experts > 1

@@ -106,6 +106,14 @@ def test_a_killed_coordinators_pool_is_adopted(node: Node) -> None:
     assert third.metric(names.HOST_POOL_BYTES) == node.pool_bytes
 
 
+def test_loading_takes_the_pool_and_little_more(node: Node) -> None:
+    """The process grows by the pool, and by less than one layer on top."""
+    coordinator = node.coordinator()
+    before = coordinator.peak_bytes()
+    node.acquire()
+    assert coordinator.peak_bytes() - before < node.pool_bytes + node.manifest.layout.layer_bytes
+
+
 def test_both_slices_of_two_ranks_are_pools_of_their_own(node: Node) -> None:
     """Each rank gets its half; together they are one whole pool."""
     coordinator = node.coordinator()

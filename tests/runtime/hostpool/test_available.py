@@ -12,7 +12,9 @@ MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    60
 
 def _write(folder: Path, **files: str) -> Path:
     for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
+        path = folder / name.replace("___", "/").replace("__", ".")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
     return folder
 
 
@@ -34,6 +36,18 @@ def test_a_limit_leaves_what_is_not_used_but_page_cache(tmp_path: Path, current:
     assert available_bytes(folder / "meminfo", folder) == available
 
 
+def test_a_limit_of_the_first_version_counts_as_well(tmp_path: Path) -> None:
+    """Its files have other names, and its totals those of a whole container."""
+    folder = _write(
+        tmp_path,
+        meminfo=MEMINFO,
+        memory___memory__limit_in_bytes="300000\n",
+        memory___memory__usage_in_bytes="200000\n",
+        memory___memory__stat="active_file 1\ntotal_inactive_file 10000\ntotal_active_file 20000\n",
+    )
+    assert available_bytes(folder / "meminfo", folder) == 130000
+
+
 def test_the_node_bounds_a_generous_limit(tmp_path: Path) -> None:
     """A limit above what the node has is no promise."""
     folder = _write(tmp_path, meminfo=MEMINFO, memory__max="99999999", memory__current="0", memory__stat="")
@@ -48,6 +62,8 @@ def test_huge_pages_count_up_to_the_cgroups_limit(tmp_path: Path) -> None:
     assert free_hugetlb_bytes(folder / "free", folder) == 3 * HUGE_BYTES
     _write(tmp_path, hugetlb__2MB__max="0\n")
     assert free_hugetlb_bytes(folder / "free", folder) == 0
+    _write(tmp_path, hugetlb__2MB__max="max\n", hugetlb___hugetlb__2MB__limit_in_bytes=f"{HUGE_BYTES}\n")
+    assert free_hugetlb_bytes(folder / "free", folder) == HUGE_BYTES
     assert free_hugetlb_bytes(folder / "missing", folder) == 0
 
 

@@ -40,12 +40,19 @@ def read_places(folder: Path) -> dict[str, TensorPlace]:
     """Return the place of every tensor by name; raises CheckpointError if there is none, or a file is damaged."""
     places: dict[str, TensorPlace] = {}
     for path in _list_files(folder):
-        with path.open("rb") as file:
-            head = file.read(_LENGTH.size)
-            length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
-            raw = file.read(length) if 0 < length <= MAX_HEADER_BYTES else b""
-        places |= parse_header(raw, path, path.stat().st_size)
+        try:
+            places |= parse_header(_read_header(path), path, path.stat().st_size)
+        except OSError as error:
+            raise CheckpointError(f"{path} can't be read ({error}); fetch the checkpoint anew") from error
     return places
+
+
+def _read_header(path: Path) -> bytes:
+    """Return a file's header without its length, nothing if there is none."""
+    with path.open("rb") as file:
+        head = file.read(_LENGTH.size)
+        length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+        return file.read(length) if length <= MAX_HEADER_BYTES else b""
 
 
 def parse_header(raw: bytes, path: Path, file_bytes: int) -> dict[str, TensorPlace]:
@@ -73,7 +80,11 @@ def _list_files(folder: Path) -> list[Path]:
     """Return the files that the index names, all safetensors files where there is no index."""
     index = folder / INDEX
     if index.exists():
-        return sorted(folder / name for name in set(_read_json(index)["weight_map"].values()))
+        try:
+            return sorted(folder / name for name in set(_read_json(index)["weight_map"].values()))
+        except (KeyError, TypeError, AttributeError) as error:
+            message = f"{index} names no files: want a weight_map in it; fetch the checkpoint anew"
+            raise CheckpointError(message) from error
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         message = f"want a checkpoint of safetensors files in {folder}, there is none; give --model a folder with one"

@@ -94,10 +94,16 @@ def fill(memory: np.ndarray, reads: Iterable[Read], dtype: str, count: Callable[
 
 
 def _read_matrix(memory: np.ndarray, read: Read, target: str) -> int:
-    stored = np.empty((read.rows, read.cols), STORED[read.place.dtype])
-    _read_into(stored, read)
-    values = convert(stored[:, read.kept], read.place.dtype, target)
-    memory[read.offset : read.offset + values.nbytes].view(STORED[target]).reshape(values.shape)[...] = values
+    """Read one matrix, straight into its place where nothing is to be converted or cut off."""
+    dtype, cols = STORED[target], len(range(read.cols)[read.kept])
+    end = read.offset + read.rows * cols * dtype.itemsize
+    values = memory[read.offset : end].view(dtype).reshape(read.rows, cols)
+    if cols == read.cols and read.place.dtype == target:
+        _read_into(values, read)
+    else:
+        stored = np.empty((read.rows, read.cols), STORED[read.place.dtype])
+        _read_into(stored, read)
+        values[...] = convert(stored[:, read.kept], read.place.dtype, target)
     return read.num_bytes
 
 

@@ -132,23 +132,23 @@ class Coordinator:
 
     def _load(self, manifest: Manifest) -> None:
         """Load the pool while others may go on: called with the lock held, which is let go meanwhile."""
-        digest = manifest.pool.digest
+        pool = None
         self._changed.release()
         try:
-            pool: Pool | ElasticMoEError = self._store.load(manifest)
-        except ElasticMoEError as error:
-            pool = error
+            pool = self._store.load(manifest)
         finally:
             self._changed.acquire()
-        if isinstance(pool, ElasticMoEError):
+            self._settle(manifest.pool.digest, pool)
+            self._changed.notify_all()
+
+    def _settle(self, digest: str, pool: Pool | None) -> None:
+        """Keep what was loaded, unless it failed or another was adopted meanwhile."""
+        if pool is None:
             self._leases.failed(digest)
         elif self._leases.loaded(digest, time.monotonic()):
             self._store.keep(pool)
         else:
             os.close(pool.fd)
-        self._changed.notify_all()
-        if isinstance(pool, ElasticMoEError):
-            raise pool
 
     def _take_back(self, holder: int, held: PoolId, fd: int) -> None:
         """Keep the worker's pool if there is none yet, and give the worker a lease either way."""

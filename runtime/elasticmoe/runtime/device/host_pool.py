@@ -4,6 +4,7 @@ import contextlib
 import logging
 import mmap
 import warnings
+import weakref
 
 import torch
 
@@ -61,8 +62,7 @@ class HostPool:
         for chunk in range(start, end, MAX_REGISTER_BYTES):
             error = _register(chunk, min(MAX_REGISTER_BYTES, end - chunk), READ_ONLY if self.is_mapped else 0)
             if error:
-                for registered in done:
-                    torch.cuda.cudart().cudaHostUnregister(registered)
+                _unregister(done)
                 logger.warning(
                     "pinning %s of host memory failed (CUDA error %d); fetches will be slower; raise `ulimit -l`",
                     mib(end - start),
@@ -71,6 +71,7 @@ class HostPool:
                 return
             done.append(chunk)
         self.is_pinned = True
+        weakref.finalize(self, _unregister, done).atexit = False  # the process's end unregisters by itself
 
     def _typed(self, layer: int) -> torch.Tensor:
         start = layer * self.layout.layer_bytes
@@ -81,6 +82,12 @@ def _as_tensor(mapped: mmap.mmap, num_bytes: int) -> torch.Tensor:
     with warnings.catch_warnings():  # torch has no read-only tensors, and says so
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return torch.frombuffer(mapped, dtype=torch.uint8, count=num_bytes)
+
+
+def _unregister(starts: list[int]) -> None:
+    """Give registered chunks back to the system; memory that is unmapped while registered would block its address."""
+    for start in starts:
+        torch.cuda.cudart().cudaHostUnregister(start)
 
 
 def _register(start: int, num_bytes: int, flags: int) -> int:

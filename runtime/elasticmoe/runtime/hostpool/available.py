@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from elasticmoe.runtime.errors import PoolTooSmallError
 from elasticmoe.runtime.units import align_up, mib
@@ -13,16 +13,37 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 _HUGETLB: Final = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
 
 
+class _Files(NamedTuple):
+    """Where a version of cgroups says what, under its mount."""
+
+    limit: str
+    usage: str
+    stat: str
+    prefix: str
+    """Before the names in `stat`, to have a whole container counted."""
+    hugetlb: str
+
+
+_V1: Final = _Files(
+    limit="memory/memory.limit_in_bytes",
+    usage="memory/memory.usage_in_bytes",
+    stat="memory/memory.stat",
+    prefix="total_",
+    hugetlb="hugetlb/hugetlb.2MB.limit_in_bytes",
+)
+_V2: Final = _Files("memory.max", "memory.current", "memory.stat", "", "hugetlb.2MB.max")
+
+
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
     """Return the bytes that can be taken without anybody being killed; page cache counts as available."""
-    node = _number(r"^MemAvailable:\s+(\d+) kB", meminfo) * 1024
-    limit = _text(cgroup / "memory.max").strip()
-    if not limit.isdecimal():  # no limit, or no cgroup of version 2
-        return node
-    stat = cgroup / "memory.stat"
-    cache = _number(r"^active_file (\d+)", stat) + _number(r"^inactive_file (\d+)", stat)
-    own = int(limit) - _number(r"^(\d+)", cgroup / "memory.current") + cache
-    return min(node, max(own, 0))
+    free = _number(r"^MemAvailable:\s+(\d+) kB", meminfo) * 1024
+    for files in (_V1, _V2):
+        limit = _text(cgroup / files.limit).strip()
+        if limit.isdecimal():
+            stat = cgroup / files.stat
+            cache = sum(_number(rf"^{files.prefix}{kind}_file (\d+)", stat) for kind in ("active", "inactive"))
+            free = min(free, max(0, int(limit) - _number(r"^(\d+)", cgroup / files.usage) + cache))
+    return free
 
 
 def free_hugetlb_bytes(free: Path = _HUGETLB, cgroup: Path = _CGROUP) -> int:
@@ -31,8 +52,8 @@ def free_hugetlb_bytes(free: Path = _HUGETLB, cgroup: Path = _CGROUP) -> int:
     A page beyond the cgroup's limit would end the process when touched.
     """
     node = _number(r"^(\d+)", free) * HUGE_BYTES
-    limit = _text(cgroup / "hugetlb.2MB.max").strip()
-    return min(node, int(limit)) if limit.isdecimal() else node
+    limits = [_text(cgroup / files.hugetlb).strip() for files in (_V1, _V2)]
+    return min(node, *(int(limit) for limit in limits if limit.isdecimal()), node)
 
 
 def require(num_bytes: int, available: int, hugetlb: int) -> None:

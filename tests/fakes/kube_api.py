@@ -50,6 +50,8 @@ class FakeKube:
     events: list[Object] = field(default_factory=list)
     failing: dict[str, int] = field(default_factory=dict)
     """HTTP statuses to answer changes of a kind with."""
+    body: str | None = None
+    """What to say then."""
     on_status: Callable[[], None] = lambda: None
     version: int = 0
     watchers: list[tuple[str, "queue.Queue[Object]"]] = field(default_factory=list)
@@ -138,7 +140,7 @@ class FakeKube:
     def _record(self, verb: str, kind: FakeKind, name: str) -> None:
         self.calls.append((verb, f"{kind.kind}/{kind.part}" if kind.part else kind.kind, name))
         if kind.kind in self.failing:
-            raise ApiException(status=self.failing[kind.kind], reason="as the test wants")
+            raise ApiException(status=self.failing[kind.kind], reason="as the test wants", body=self.body)
 
 
 def _has_labels(obj: Object, wanted: Mapping[str, str]) -> bool:

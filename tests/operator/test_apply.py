@@ -7,10 +7,18 @@ from kubernetes.client.exceptions import ApiException
 
 from elasticmoe.operator.apply import Cluster
 from elasticmoe.operator.builders.service import build_service
-from elasticmoe.operator.errors import ForeignObjectError
+from elasticmoe.operator.errors import ForeignObjectError, RefusedObjectError
 from elasticmoe.operator.observed import Node
 from tests.fakes.kube_api import FakeKube
-from tests.fakes.kube_objects import IDENTITY, LIMIT, make_node_object, make_pod, make_pod_object, make_resource
+from tests.fakes.kube_objects import (
+    IDENTITY,
+    LIMIT,
+    make_node_object,
+    make_pod,
+    make_pod_object,
+    make_resource,
+    make_spec,
+)
 
 
 @pytest.fixture
@@ -57,7 +65,7 @@ def test_everything_of_a_resource_is_observed_by_label_and_name(kube: FakeKube, 
     kube.add(make_node_object("n1", "1Ki", gpu="yes"))
     kube.add(make_node_object("n3", "1Ki", gpu="no"))
     kube.add({"kind": "Deployment", "metadata": {"name": "tiny-worker", "namespace": "default"}})
-    observed = cluster.observe(make_resource(), {"gpu": "yes"})
+    observed = cluster.observe(make_resource(), make_spec(nodeSelector={"gpu": "yes"}))
     assert [pod.name for pod in (*observed.workers, *observed.coordinators)] == ["w", "c"]
     assert observed.nodes == (Node("n1", 1024), Node("n2", 2048))
     assert observed.worker_deployment is not None
@@ -65,11 +73,15 @@ def test_everything_of_a_resource_is_observed_by_label_and_name(kube: FakeKube, 
     assert (observed.identity, observed.is_leaving, observed.previous_status) == (IDENTITY, False, {})
 
 
-def test_without_a_selector_no_node_is_looked_at(kube: FakeKube, cluster: Cluster) -> None:
-    """An invalid spec says none; an empty one means all."""
+def test_without_a_spec_no_node_is_looked_at(kube: FakeKube, cluster: Cluster) -> None:
+    """An empty selector means all, but for those whose taints keep coordinators off."""
     kube.add(make_node_object("n1", "1Ki"))
+    tainted = make_node_object("n2", "1Ki")
+    tainted["spec"] = {"taints": [{"key": "a", "effect": "NoSchedule"}]}
+    kube.add(tainted)
     assert cluster.observe(make_resource(), None).nodes == ()
-    assert len(cluster.observe(make_resource(), {}).nodes) == 1
+    everywhere = cluster.observe(make_resource(), make_spec(nodeSelector={}))
+    assert [node.name for node in everywhere.nodes] == ["n1"]
 
 
 def test_an_object_is_applied_and_applied_again(kube: FakeKube, cluster: Cluster) -> None:
@@ -90,6 +102,31 @@ def test_an_object_of_another_owner_is_never_taken_over(
     with pytest.raises(ForeignObjectError, match=r"^need Service tiny in default, another has it; rename or delete it"):
         cluster.apply(build_service(IDENTITY))
     assert kube.find("Service", "tiny") == theirs
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (422, '{"message": "spec.ports: Required"}', "Service tiny: spec.ports: Required"),
+        (500, '{"message": ".spec.prots: field not declared in schema"}', "Service tiny: .spec.prots: field not"),
+        (400, "not JSON", "Service tiny: as the test wants"),
+        (422, None, "Service tiny: as the test wants"),
+    ],
+)
+def test_an_object_that_the_server_finds_invalid_is_told_in_its_words(
+    kube: FakeKube, cluster: Cluster, status: int, body: str | None, message: str
+) -> None:
+    """A pod template is the user's own, and only the server knows all of its fields."""
+    kube.failing["Service"], kube.body = status, body
+    with pytest.raises(RefusedObjectError, match=message):
+        cluster.apply(build_service(IDENTITY))
+
+
+def test_a_server_that_fails_finds_nothing_invalid(kube: FakeKube, cluster: Cluster) -> None:
+    """The next pass tries again."""
+    kube.failing["Service"] = 500
+    with pytest.raises(ApiException, match="500"):
+        cluster.apply(build_service(IDENTITY))
 
 
 def test_a_limit_is_an_annotation_of_a_live_pod(kube: FakeKube, cluster: Cluster) -> None:

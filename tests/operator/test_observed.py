@@ -1,6 +1,9 @@
 """From API objects to what a plan is made from."""
 
+import pytest
+
 from elasticmoe.operator.observed import Observed, PodSample, Samples, parse_node, parse_pod, parse_pods
+from elasticmoe.operator.spec.model import Toleration
 from tests.fakes.kube_objects import IDENTITY, LIMIT, make_node_object, make_pod_object
 
 
@@ -52,6 +55,35 @@ def test_nodes_without_room_are_those_that_could_never_hold_it() -> None:
     observed = Observed(IDENTITY, nodes=nodes)
     assert [node.name for node in observed.small_nodes(2**30)] == []
     assert [node.name for node in observed.small_nodes(2**30 + 1)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("toleration", "is_taken"),
+    [
+        ({}, False),
+        ({"operator": "Exists"}, True),
+        ({"operator": "Exists", "key": "a"}, True),
+        ({"operator": "Exists", "key": "b"}, False),
+        ({"operator": "Exists", "key": "a", "effect": "NoExecute"}, False),
+        ({"key": "a", "value": "x", "effect": "NoSchedule"}, True),
+        ({"key": "a", "value": "y"}, False),
+        ({"key": "a"}, False),
+    ],
+)
+def test_a_taint_keeps_off_who_does_not_tolerate_it(toleration: dict[str, str], is_taken: bool) -> None:  # noqa: FBT001 -- a table
+    """By key, value and effect; without a key all are tolerated."""
+    obj = make_node_object("n", "1Gi")
+    obj["spec"] = {"taints": [{"key": "a", "value": "x", "effect": "NoSchedule"}]}
+    assert parse_node(obj).takes([Toleration.model_validate(toleration)]) == is_taken
+    assert not parse_node(obj).takes([])
+
+
+def test_taints_that_bar_no_daemonset_are_passed_over() -> None:
+    """A node that is cordoned or short of something, and a mere preference."""
+    obj = make_node_object("n", "1Gi")
+    cordoned = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    obj["spec"] = {"taints": [cordoned, {"key": "a", "effect": "PreferNoSchedule"}]}
+    assert parse_node(obj).takes([])
 
 
 def test_the_experts_of_a_layer_are_what_workers_report() -> None:

@@ -165,6 +165,14 @@ def test_a_pool_that_no_longer_fits_rolls_nobody() -> None:
     assert main["resources"]["limits"] == {"nvidia.com/gpu": "1"}
 
 
+def test_what_the_api_server_finds_invalid_is_told() -> None:
+    """As a field of the pod template that it doesn't know."""
+    bench = Bench()
+    bench.kube.failing["Deployment"] = 422
+    bench.run()
+    assert bench.condition("ConfigValid") == ("False", "InvalidSpec")
+
+
 def test_an_error_of_the_api_server_ends_the_pass() -> None:
     """The loop tries again; no status says what wasn't done."""
     bench = Bench()

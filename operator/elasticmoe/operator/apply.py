@@ -3,6 +3,7 @@
 Every call blocks, so the loop runs it in a thread. API errors of a kind that a later pass may not meet are not caught.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,8 +11,9 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
 
 from elasticmoe.operator.builders.names import MANAGER, Manifest, child_name
-from elasticmoe.operator.errors import ForeignObjectError
+from elasticmoe.operator.errors import ForeignObjectError, RefusedObjectError
 from elasticmoe.operator.observed import Identity, Node, Object, Observed, Pod, parse_node, parse_pods
+from elasticmoe.operator.spec.model import ElasticMoESpec
 from elasticmoe.runtime.contract.labels import (
     COORDINATOR,
     DEPLOYMENT_LABEL,
@@ -24,6 +26,9 @@ from elasticmoe.runtime.contract.labels import (
 
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 _NOT_FOUND: Final = 404
+_INVALID: Final = (400, 422)
+_UNKNOWN_FIELD: Final = "field not declared in schema"
+"""In an answer 500: how server-side apply tells of a field that the kind doesn't have."""
 _MERGE_PATCH: Final = "application/merge-patch+json"
 _BOUNDED: Final = {"_request_timeout": 10}
 """A server that has stopped to answer must not hold a resource's pass for ever."""
@@ -44,8 +49,8 @@ class Cluster:
         """Return a custom resource, None if it is gone."""
         return self._find(API_VERSION, KIND, name, namespace)
 
-    def observe(self, resource: Object, node_selector: Mapping[str, str] | None) -> Observed:
-        """Return what there is of a custom resource; its nodes only if it says which."""
+    def observe(self, resource: Object, spec: ElasticMoESpec | None) -> Observed:
+        """Return what there is of a custom resource; its nodes only if a valid spec says which."""
         identity = identify(resource)
         label, where = f"{DEPLOYMENT_LABEL}={identity.name}", identity.namespace
         workers, coordinators = parse_pods(self._list("v1", "Pod", namespace=where, label_selector=label))
@@ -57,11 +62,14 @@ class Cluster:
             coordinator_daemonset=self._find("apps/v1", "DaemonSet", child_name(identity, COORDINATOR), where),
             workers=workers,
             coordinators=coordinators,
-            nodes=() if node_selector is None else self._nodes(node_selector),
+            nodes=() if spec is None else self._nodes(spec),
         )
 
     def apply(self, manifest: Manifest) -> None:
-        """Make the object what the manifest says; raises ForeignObjectError if it has another owner."""
+        """Make the object what the manifest says.
+
+        Raises ForeignObjectError if it has another owner, RefusedObjectError if the API server finds it invalid.
+        """
         metadata = manifest["metadata"]
         owner = metadata["ownerReferences"][0]["uid"]
         present = self._find(manifest["apiVersion"], manifest["kind"], metadata["name"], metadata["namespace"])
@@ -72,13 +80,13 @@ class Cluster:
             )
             raise ForeignObjectError(message)
         kind = self._kind(manifest["apiVersion"], manifest["kind"])
-        self._client.server_side_apply(
-            kind,
-            body=manifest,
-            name=metadata["name"],
-            namespace=metadata["namespace"],
-            **_SERVER_SIDE,
-        )
+        where = {"name": metadata["name"], "namespace": metadata["namespace"]}
+        try:
+            self._client.server_side_apply(kind, body=manifest, **where, **_SERVER_SIDE)
+        except ApiException as error:
+            if error.status not in _INVALID and _UNKNOWN_FIELD not in str(error.body):
+                raise
+            raise RefusedObjectError(f"{manifest['kind']} {metadata['name']}: {_message(error)}") from error
 
     def set_limit(self, pod: Pod, namespace: str, limit: int) -> None:
         """Annotate a live pod with its offload limit; one that has gone meanwhile needs none."""
@@ -108,10 +116,11 @@ class Cluster:
         kind = self._kind("v1", "Event")
         self._client.create(kind, body=manifest, namespace=manifest["metadata"]["namespace"], **_BOUNDED)
 
-    def _nodes(self, selector: Mapping[str, str]) -> tuple[Node, ...]:
-        label = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
+    def _nodes(self, spec: ElasticMoESpec) -> tuple[Node, ...]:
+        """Return the nodes that coordinators are placed on, by name."""
+        label = ",".join(f"{key}={value}" for key, value in sorted(spec.node_selector.items()))
         nodes = (parse_node(obj) for obj in self._list("v1", "Node", label_selector=label))
-        return tuple(sorted(nodes, key=lambda node: node.name))
+        return tuple(sorted((node for node in nodes if node.takes(spec.tolerations)), key=lambda node: node.name))
 
     def _kind(self, api_version: str, kind: str) -> Any:  # noqa: ANN401 -- the client has no types
         return self._client.resources.get(api_version=api_version, kind=kind)
@@ -137,6 +146,14 @@ def identify(resource: Object) -> Identity:
     """Return who a custom resource is."""
     metadata = resource["metadata"]
     return Identity(metadata["name"], metadata["namespace"], metadata["uid"], metadata.get("generation", 1))
+
+
+def _message(error: ApiException) -> str:
+    """Return what the API server says of an error, in its own words."""
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (ValueError, KeyError, TypeError):
+        return str(error.reason)
 
 
 def _owners(obj: Object) -> set[str]:

@@ -17,6 +17,10 @@ class ForeignObjectError(OperatorError):
     """An object has the name of one that we need and belongs to somebody else."""
 
 
+class RefusedObjectError(OperatorError):
+    """The API server finds an object that a spec asks for invalid."""
+
+
 class ScrapeError(OperatorError):
     """A pod's metrics can't be had now."""
 

@@ -2,13 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from elasticmoe.operator.spec.model import Toleration
 from elasticmoe.operator.spec.quantity import parse_quantity
 from elasticmoe.runtime.contract.labels import COMPONENT_LABEL, COORDINATOR, LIMIT_ANNOTATION, WORKER
 
 Object = Mapping[str, Any]
 """An API object as JSON."""
+
+_BARRING: Final = frozenset({"NoSchedule", "NoExecute"})
+_PASSING: Final = "node.kubernetes.io/"
+"""Taints that say how a node fares; DaemonSets tolerate them by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +78,33 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class Taint:
+    """Keeps pods off a node that don't tolerate it."""
+
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A node that the deployment's selector matches."""
 
     name: str
     allocatable_bytes: int
+    taints: tuple[Taint, ...] = ()
+
+    def takes(self, tolerations: Sequence[Toleration]) -> bool:
+        """Return whether a DaemonSet with such tolerations places a pod here."""
+        barring = (taint for taint in self.taints if taint.effect in _BARRING and not taint.key.startswith(_PASSING))
+        return all(any(_tolerates(toleration, taint) for toleration in tolerations) for taint in barring)
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    is_same_effect = toleration.effect in (None, taint.effect)
+    if toleration.operator == "Exists":
+        return is_same_effect and toleration.key in (None, taint.key)
+    return is_same_effect and toleration.key == taint.key and (toleration.value or "") == taint.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +161,12 @@ def _wanted_node(spec: Object) -> str | None:
 def parse_node(obj: Object) -> Node:
     """Return what matters of a Node."""
     memory = obj.get("status", {}).get("allocatable", {}).get("memory", "0")
-    return Node(obj["metadata"]["name"], parse_quantity(memory))
+    taints = obj.get("spec", {}).get("taints") or ()
+    return Node(
+        obj["metadata"]["name"],
+        parse_quantity(memory),
+        tuple(Taint(taint["key"], taint.get("value", ""), taint["effect"]) for taint in taints),
+    )
 
 
 def parse_pods(objects: Sequence[Object]) -> tuple[tuple[Pod, ...], tuple[Pod, ...]]:

@@ -23,7 +23,7 @@ from elasticmoe.operator.autotuner import (
 from elasticmoe.operator.builders.coordinator import coordinator_bytes
 from elasticmoe.operator.builders.pod import DefaultImages
 from elasticmoe.operator.desired import build_desired
-from elasticmoe.operator.errors import ForeignObjectError, SpecError
+from elasticmoe.operator.errors import ForeignObjectError, RefusedObjectError, SpecError
 from elasticmoe.operator.events import condition_event, limit_event
 from elasticmoe.operator.observed import Object, Observed, Pod, PodSample, Samples
 from elasticmoe.operator.rollout import next_step
@@ -80,8 +80,7 @@ class Reconciler:
             self.readings.forget(key)
             return
         spec = _parse(resource)
-        selector = spec.node_selector if isinstance(spec, ElasticMoESpec) else None
-        observed = self.cluster.observe(resource, selector)
+        observed = self.cluster.observe(resource, spec if isinstance(spec, ElasticMoESpec) else None)
         observed = replace(observed, samples=self.scrape(observed.workers, observed.coordinators, now.timestamp()))
         if isinstance(spec, SpecError):
             self._report(observed, _kept(spec, observed), now)
@@ -92,13 +91,14 @@ class Reconciler:
         """Apply the children of a valid spec and its limit, then tell."""
         tuned, step = self._tune(key, spec, observed, now)
         verdict = Verdict(spec, tuned.limit, dump_tuned(tuned) if _is_tuning(spec) else None)
+        desired = build_desired(observed.identity, spec, self.images)
         try:
-            for manifest in next_step(
-                build_desired(observed.identity, spec, self.images), observed, coordinator_bytes(spec)
-            ):
+            for manifest in next_step(desired, observed, coordinator_bytes(spec)):
                 self.cluster.apply(manifest)
         except ForeignObjectError as error:
             verdict = replace(verdict, spec=SpecError("metadata.name", str(error)))
+        except RefusedObjectError as error:
+            verdict = replace(verdict, spec=SpecError("spec", str(error)))
         self._limit(observed, tuned.limit)
         self._report(observed, verdict, now)
         if step is not None:

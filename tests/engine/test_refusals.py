@@ -11,7 +11,7 @@ import pytest
 
 from elasticmoe.runtime.errors import ConfigError, ElasticMoEError, UnsupportedError
 from tests.engine.checkpoints import drop_tensor
-from tests.engine.sizes import arena_bytes, read_config
+from tests.engine.sizes import arena_bytes, read_config, read_shape
 
 pytestmark = pytest.mark.vllm
 
@@ -68,6 +68,14 @@ def test_two_sizes_for_one_arena_are_refused(tiny: Path) -> None:
     """--kv-cache-memory-bytes beside arena_bytes is refused with both numbers."""
     with pytest.raises(ConfigError, match=r"--kv-cache-memory-bytes 100000.*arena_bytes 200000"):
         _configure(tiny, {"arena_bytes": 200000}, kv_cache_memory_bytes=100000)
+
+
+def test_as_many_loading_buffers_as_layers_are_refused(tiny: Path) -> None:
+    """With a buffer for every MoE layer no eviction frees a page: one less is the most."""
+    layers = read_shape(tiny).num_layers
+    _configure(tiny, {"loading_depth": layers - 1})
+    with pytest.raises(ConfigError, match=rf"loading_depth: want less than the model's {layers} MoE.*it is {layers}"):
+        _configure(tiny, {"loading_depth": layers})
 
 
 @pytest.mark.parametrize(("variable", "value"), [("ELASTICMOE_LIMIT", "ten"), ("ELASTICMOE_TRANSPORT", "pigeon")])

@@ -1,9 +1,12 @@
 """`elasticmoe serve` over HTTP: our series on /metrics, and the limit's file on an idle and on a busy engine."""
 
 import concurrent.futures
+import contextlib
+import os
+import signal
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.serving.server import Server, elastic_spec
+from bench.serving.server import Server, elastic_spec, find_group_members
 from elasticmoe.runtime.contract import names
 from tests.engine.sizes import arena_bytes, read_shape
 
@@ -19,6 +22,8 @@ pytestmark = pytest.mark.vllm
 
 LIMIT_S = 2.0
 """A new limit must reach the engine within this."""
+END_S = 20.0
+"""A server that is told to end must have ended within this; Kubernetes' default patience is 30 s."""
 FLAGS = ("--dtype", "float32", "--block-size", "16", "--max-model-len", "512", "--max-num-seqs", "32")
 
 
@@ -27,6 +32,8 @@ class Serving:
     """A server that answers, and the file that says its limit."""
 
     url: str
+    pid: int
+    scratch: Path
     limit_file: Path
     log: Path
     arena: int
@@ -66,10 +73,10 @@ def serving(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     arena = arena_bytes(tiny, 16, 80)
     limit_file = folder / "limit"
     own = ("--elastic-arena-bytes", str(arena), "--elastic-limit-file", str(limit_file))
-    spec = elastic_spec(tiny, folder / "log", (*FLAGS, *own))
+    spec = replace(elastic_spec(tiny, folder / "log", (*FLAGS, *own)), env={"TMPDIR": str(folder)})
     with Server(spec) as server:
         server.wait_healthy(300, print)
-        yield Serving(spec.base_url, limit_file, spec.log, arena, read_shape(tiny).num_experts)
+        yield Serving(spec.base_url, server.pid, folder, limit_file, spec.log, arena, read_shape(tiny).num_experts)
 
 
 def test_the_arena_labels_sum_to_its_size(serving: Serving) -> None:
@@ -130,3 +137,34 @@ def test_vllms_flags_pass_through(serving: Serving) -> None:
     """VLLM's own flags hold: the served name and the context length are what its command line said."""
     models = httpx.get(f"{serving.url}/v1/models", timeout=10).json()["data"]
     assert [(m["id"], m["max_model_len"]) for m in models] == [("tiny", 512)]
+
+
+def test_a_server_told_to_end_while_it_starts_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
+    """SIGTERM before vLLM listens to it ends the server, its scratch folder gone."""
+    with Server(replace(elastic_spec(tiny, tmp_path / "log", FLAGS), env={"TMPDIR": str(tmp_path)})) as server:
+        _wait_for(lambda: any(tmp_path.glob("elasticmoe-*")), 30)
+        os.kill(server.pid, signal.SIGTERM)
+        _wait_for(lambda: not find_group_members(server.pid), END_S)
+    assert not list(tmp_path.glob("elasticmoe-*"))
+
+
+def test_a_server_told_to_end_while_it_streams_ends(serving: Serving) -> None:
+    """SIGTERM to the first process amid streaming answers ends all processes in time (the last test: it ends them)."""
+    body = {"model": "tiny", "prompt": [5] * 8, "max_tokens": 450, "ignore_eos": True, "stream": True}
+    with concurrent.futures.ThreadPoolExecutor(32) as pool, contextlib.ExitStack() as streams:
+
+        def start(_: int) -> None:
+            answer = streams.enter_context(httpx.stream("POST", f"{serving.url}/v1/completions", json=body, timeout=60))
+            next(answer.iter_lines())
+
+        list(pool.map(start, range(32)))
+        os.kill(serving.pid, signal.SIGTERM)
+        _wait_for(lambda: not find_group_members(serving.pid), END_S)
+    assert not list(serving.scratch.glob("elasticmoe-*"))
+
+
+def _wait_for(is_so: Callable[[], bool], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"waited {timeout_s} s in vain"
+        time.sleep(0.05)

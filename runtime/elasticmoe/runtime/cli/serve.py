@@ -5,13 +5,16 @@ from run to run into the environment.
 """
 
 import argparse
+import functools
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from elasticmoe.runtime.contract import config as contract
@@ -20,6 +23,8 @@ from elasticmoe.runtime.contract.names import ENV_REFUSAL_FILE
 from elasticmoe.runtime.errors import ConfigError, UnsupportedError
 
 ENV_METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
+CLOSE_WITHIN_S = 5
+"""Time that open answers get once the engine has ended."""
 USAGE = "elasticmoe serve MODEL [--elastic-… VALUE] [any flag of vllm serve]"
 
 
@@ -129,6 +134,7 @@ def run(argv: Sequence[str]) -> int:
         print("\nAll other flags are those of `vllm serve`: see `vllm serve --help`.")
         return 0
     words, env = vllm_arguments(argv)
+    signal.signal(signal.SIGTERM, _exit)  # until vLLM has its own way to end
     with tempfile.TemporaryDirectory(prefix="elasticmoe-") as scratch:
         refusal = Path(scratch) / "refusal"
         os.environ.update(env, **{ENV_REFUSAL_FILE: str(refusal)})
@@ -142,6 +148,10 @@ def run(argv: Sequence[str]) -> int:
             raise UnsupportedError(refusal.read_text(encoding="utf-8")) from error
 
 
+def _exit(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
 def _made(folder: Path) -> str:
     folder.mkdir()
     return str(folder)
@@ -152,5 +162,17 @@ def _serve(words: list[str]) -> int:
     sys.argv = ["vllm", "serve", *words]
     from vllm.entrypoints.cli.main import main as vllm_main
 
+    _bound_the_end()
     vllm_main()
     return 0
+
+
+def _bound_the_end() -> None:
+    """Have answers that still stream cut off after a while once the server is to end.
+
+    Told to end, vLLM kills its engine first and then waits, without a limit, for answers that nobody works on any more.
+    """
+    from vllm.entrypoints.launcher import uvicorn
+
+    init = functools.partialmethod(uvicorn.Config.__init__, timeout_graceful_shutdown=CLOSE_WITHIN_S)
+    vars(uvicorn)["Config"].__init__ = init

@@ -51,6 +51,7 @@ def prepare(vllm_config: VllmConfig, config: RuntimeConfig) -> None:
     shape = model_shape(vllm_config)
     settings = settings_from_env()
     _check_settings(settings, shape)
+    _check_depth(config, shape)
     _check_loading(settings, str(vllm_config.load_config.load_format))
     _set_class(vllm_config.scheduler_config, "scheduler_cls", SCHEDULER, (None,), "--scheduler-cls")
     worker = WORKERS.get(current_platform.device_type, GPU_WORKER)
@@ -143,6 +144,16 @@ def _check_settings(settings: RunSettings, shape: ModelShape) -> None:
         raise ConfigError(message)
     if settings.profile is not None:
         read_profile(settings.profile, shape.num_layers, shape.num_experts)
+
+
+def _check_depth(config: RuntimeConfig, shape: ModelShape) -> None:
+    """Raise ConfigError where every MoE layer would have a loading buffer of its own: no eviction would free a page."""
+    if config.loading_depth >= shape.num_layers:
+        message = (
+            f"loading_depth: want less than the model's {shape.num_layers} MoE layers, which must share loading "
+            f"buffers for evictions to free anything; it is {config.loading_depth}"
+        )
+        raise ConfigError(message)
 
 
 def _check_loading(settings: RunSettings, load_format: str) -> None:

@@ -13,9 +13,13 @@ from elasticmoe.operator.spec.fields import AnyObject, Duration, Limit, Quantity
 from elasticmoe.runtime.contract.config import PolicyName
 
 
-def rule(cel: str, message: str) -> dict[str, Any]:
-    """Return what puts a CEL rule and its message into the schema of an object."""
-    return {"x-kubernetes-validations": [{"rule": cel, "message": message}]}
+def rule(cel: str, message: str, *fields: str) -> dict[str, Any]:
+    """Return what puts a CEL rule and its message into the schema of an object.
+
+    The API server judges an object's default, {}, before the defaults of its fields are there: so each is asked for.
+    """
+    unless = "".join(f"!has(self.{name}) || " for name in fields)
+    return {"x-kubernetes-validations": [{"rule": unless + cel, "message": message}]}
 
 
 class Section(BaseModel):
@@ -70,6 +74,7 @@ class ExpertOffload(Section):
         json_schema_extra=rule(
             "type(self.min) != int || type(self.max) != int || int(self.min) <= int(self.max)",
             "min must not exceed max",
+            *("min", "max"),
         )
     )
     limit: Limit | None = Field(None, description="where the autotuner starts; default: the least that fits, + 10")
@@ -140,6 +145,7 @@ class Termination(Section):
         json_schema_extra=rule(
             "self.gracePeriodSeconds >= self.drainSeconds + self.shutdownTimeoutSeconds",
             "gracePeriodSeconds must be at least drainSeconds + shutdownTimeoutSeconds",
+            *("gracePeriodSeconds", "drainSeconds", "shutdownTimeoutSeconds"),
         )
     )
     drain_seconds: int = Field(15, ge=0, le=3600)

@@ -16,15 +16,18 @@ from elasticmoe.runtime.device.experts import StepReport
 
 @dataclass(slots=True)
 class Recovery:
-    """Times how long experts take to come back: from the first eviction until as many are resident as before."""
+    """Times how long experts take to come back: from the first eviction until as many are resident as before.
+
+    An engine at rest has brought back all that it will, which may be a few less: the policy keeps some pages free.
+    """
 
     home: int = 0
     since_s: float | None = None
     last_s: float = 0.0
 
-    def observe(self, resident: int, now_s: float) -> None:
+    def observe(self, resident: int, now_s: float, *, is_at_rest: bool) -> None:
         """Take note of the residency at a time."""
-        if resident >= self.home:
+        if resident >= self.home or is_at_rest:
             self.home = resident
             if self.since_s is not None:
                 self.last_s = now_s - self.since_s
@@ -64,7 +67,7 @@ class Metrics:
         self._recovering = Recovery()
         self._show_from_the_start()
 
-    def observe(self, adjuster: Adjuster, current_usage: float) -> None:
+    def observe(self, adjuster: Adjuster, current_usage: float, *, has_requests: bool) -> None:
         """Write the adjuster's state as it stands."""
         table = adjuster.table
         for owner, num_bytes in adjuster.arena_by_owner().items():
@@ -76,7 +79,8 @@ class Metrics:
         self._at_limit.set(int((table.num_slotted() >= effective).sum()))
         self._short.set(adjuster.short_pages)
         self._usage.set(current_usage)
-        self._recovering.observe(table.num_resident, time.monotonic())
+        is_at_rest = not has_requests and not adjuster.wants_step()
+        self._recovering.observe(table.num_resident, time.monotonic(), is_at_rest=is_at_rest)
         self._recovery.set(self._recovering.last_s)
         self._count("evict", adjuster.counts.evicted)
         self._count("load", adjuster.counts.loaded)

@@ -168,7 +168,8 @@ class ElasticMixin(_StockScheduler):
         if self.running and now_s - self._observed_s < METRICS_INTERVAL_S:
             return
         self._observed_s = now_s
-        self.metrics.observe(self.adjuster, self.pool.get_current_usage())
+        has_requests = bool(self.running or self.waiting or self.skipped_waiting)
+        self.metrics.observe(self.adjuster, self.pool.get_current_usage(), has_requests=has_requests)
 
     def _shadow_allocation(self, manager: KVCacheManager) -> None:
         """Have every failed allocation evict experts and try again before vLLM sees the failure."""

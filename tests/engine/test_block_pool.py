@@ -90,6 +90,11 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.blocks.evict_blocks(data.draw(st.sets(st.integers(1, NUM_BLOCKS - 1), max_size=5)))
         assert self.blocks.reset_prefix_cache() == (not self.held)
 
+    @rule(kept_blocks=st.integers(0, NUM_BLOCKS - 2))
+    def change_limit(self, kept_blocks: int) -> None:
+        """A new limit keeps other blocks under experts, also where requests hold more than it leaves them."""
+        self.blocks.kept_blocks = kept_blocks
+
     @invariant()
     def in_step(self) -> None:
         """Both count alike, lent blocks are nobody's and hold no hash."""
@@ -100,6 +105,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert len(free) == self.blocks.get_num_free_blocks() == self.pages.num_free_blocks
         assert self.blocks.num_lent == self.pages.num_lent_blocks
         assert self.blocks.num_used == sum(map(len, self.held))
+        assert 0 <= self.blocks.get_usage() <= 1
         busy = {block.block_id for block in free} | {block.block_id for blocks in self.held for block in blocks}
         lent = [block for block in self.blocks.blocks[1:] if block.block_id not in busy]
         assert len(lent) == self.blocks.num_lent

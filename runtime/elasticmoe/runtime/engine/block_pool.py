@@ -124,9 +124,12 @@ class ElasticBlockPool(BlockPool):
         return int(self.num_gpu_blocks - 1 - self.num_lent - self.get_num_free_blocks())
 
     def get_usage(self) -> float:
-        """Return used blocks as a share of what KV could have if every evictable expert went."""
+        """Return used blocks as a share of what KV could have if every evictable expert went; 1 at most.
+
+        After the limit was lowered, requests may hold more than that until they end.
+        """
         most = self.num_gpu_blocks - 1 - self.kept_blocks
-        return self.num_used / most if most > 0 else 0.0
+        return min(1.0, self.num_used / most) if most > 0 else 0.0
 
     def get_current_usage(self) -> float:
         """Return used blocks as a share of what KV has now."""

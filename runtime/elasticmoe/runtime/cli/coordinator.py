@@ -20,7 +20,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--model", required=True, help="folder of the checkpoint, spelt as the workers spell it")
     add("--revision", default="", help="the checkpoint's revision, if the workers are given one")
     add("--metrics-port", type=int, default=METRICS_PORT, help="where /metrics is; 0: a free port (default: 9401)")
-    add("--grace-s", type=float, default=60.0, help="how long a pool is kept without workers (default: 60)")
+    add("--grace-s", type=float, default=600.0, help="how long a pool is kept without workers (default: 600)")
     add("--adopt-wait-s", type=float, default=5.0, help="how long to wait for a predecessor's pools (default: 5)")
     add("--drain-s", type=float, default=20.0, help="how long to stay for workers when told to end (default: 20)")
     parser.set_defaults(run=run)

@@ -31,8 +31,8 @@ class Settings:
     """How one coordinator behaves."""
 
     socket: Path
-    grace_s: float = 60.0
-    """How long a pool is kept without a lease."""
+    grace_s: float = 600.0
+    """How long a pool is kept without a lease: longer than a worker's restart takes on a busy node."""
     adopt_wait_s: float = 5.0
     """How long nothing is read where a predecessor's socket was left: its workers may hand their pools back."""
     drain_s: float = 20.0

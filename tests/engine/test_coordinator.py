@@ -16,7 +16,7 @@ from elasticmoe.runtime.contract import pool_names as names
 from elasticmoe.runtime.contract.names import EXPERT_FETCHES
 from elasticmoe.runtime.errors import UnsupportedError
 from tests.engine.checkpoints import drop_tensor
-from tests.engine.engines import BLOCK_SIZE, MAX_MODEL_LEN, Requests, Tokens, running
+from tests.engine.engines import BLOCK_SIZE, MAX_MODEL_LEN, Requests, Tokens, draw_requests, running
 from tests.engine.sizes import arena_bytes, read_shape
 from tests.runtime.coordinator.processes import CoordinatorProcess
 
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.vllm
 TIGHT_BLOCKS = 40
 """KV room beside all experts: too little for the requests, so that experts leave and are fetched from the pool."""
 FLAGS = ("--dtype", "float32", "--block-size", str(BLOCK_SIZE), "--max-model-len", str(MAX_MODEL_LEN))
+NUM_REQUESTS = 24
 START_S = 300.0
 
 
@@ -57,8 +58,10 @@ def _num_fetches(server: Server) -> float:
     return sum(sample.value for sample in samples if sample.name == EXPERT_FETCHES)
 
 
-def test_restarts_of_workers_and_coordinators(tiny: Path, requests: Requests, tmp_path: Path) -> None:
+@pytest.mark.timeout(1200)  # three engines one after the other
+def test_restarts_of_workers_and_coordinators(tiny: Path, tmp_path: Path) -> None:
     """Tokens are those of transport local; a killed worker's successor and a killed coordinator's read nothing."""
+    requests = draw_requests(NUM_REQUESTS)
     with running(tiny, {"arena_bytes": arena_bytes(tiny, BLOCK_SIZE, TIGHT_BLOCKS)}) as local:
         want = local.generate(requests)
     socket, pool_bytes = tmp_path / "pool.sock", read_shape(tiny).expert_bytes_total(4)

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.serving.server import Server, elastic_spec, find_group_members
-from elasticmoe.runtime.contract import names
+from elasticmoe.runtime.contract import labels, names
 from tests.engine.sizes import arena_bytes, read_shape
 
 pytestmark = pytest.mark.vllm
@@ -90,6 +90,7 @@ def test_every_series_is_there_from_the_start(serving: Serving) -> None:
     have = {name for name, _ in serving.samples()}
     want = {value for key, value in vars(names).items() if key.isupper() and str(value).startswith("elasticmoe_")}
     assert want <= have
+    assert serving.samples()[labels.EXPERTS_PER_LAYER, ""] == serving.num_experts
 
 
 def test_an_idle_engine_takes_a_new_limit(serving: Serving) -> None:

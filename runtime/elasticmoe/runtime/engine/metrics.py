@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from elasticmoe.runtime.adjuster.adjuster import Adjuster
-from elasticmoe.runtime.contract import names
+from elasticmoe.runtime.contract import labels, names
 from elasticmoe.runtime.device.experts import StepReport
 
 
@@ -57,6 +57,7 @@ class Metrics:
         self._short = gauge(names.PAGES_SHORT, "Expert pages that the last step was short of")
         self._ratio = gauge(names.ROUTED_RESIDENT_RATIO, "Share of routed tokens that found their expert resident")
         self._recovery = gauge(names.RECOVERY_SECONDS, "How long experts took to come back after the last burst")
+        self._per_layer = gauge(labels.EXPERTS_PER_LAYER, "Routed experts of one layer, what a limit may be a share of")
         self._usage = gauge(names.KV_CURRENT_USAGE_RATIO, "Used blocks as a share of what KV has now")
         self._fetches = counter(names.EXPERT_FETCHES, "Experts copied to the GPU", "kind")
         self._fetch_bytes = counter(names.FETCH_BYTES, "Bytes copied to the GPU on each rank")
@@ -73,6 +74,7 @@ class Metrics:
         for owner, num_bytes in adjuster.arena_by_owner().items():
             self._arena.labels(owner).set(num_bytes)
         self._resident.set(table.num_resident)
+        self._per_layer.set(table.num_experts)
         effective, requested = adjuster.limit, adjuster.requested_limit
         self._limit.labels("effective").set(effective)
         self._limit.labels("requested").set(effective if requested is None else requested)

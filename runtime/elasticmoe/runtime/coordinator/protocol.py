@@ -102,7 +102,8 @@ def send(connection: socket.socket, message: Message, fds: Sequence[int] = ()) -
     """Send one message, and descriptors along with it."""
     frame = encode(message)
     sent = socket.send_fds(connection, [frame], list(fds)) if fds else 0
-    connection.sendall(frame[sent:])
+    if rest := frame[sent:]:  # an empty write would fail on an end that has answered and gone
+        connection.sendall(rest)
 
 
 def receive(connection: socket.socket) -> Received | None:

@@ -12,7 +12,6 @@ a GPU's: compare the counts, and the tokens/s only between the two systems.
 import argparse
 import json
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from bench.serving.burst import BurstResult
 from bench.serving.errors import BenchError
 from bench.serving.meta import ROOT, collect_meta
 from bench.serving.model import ensure_tiny_model
+from bench.serving.progress import say
 from bench.serving.report import ELASTIC, STOCK, Row, make_row, median_by_system
 from bench.serving.scenario import (
     COMMON,
@@ -39,12 +39,6 @@ from bench.serving.trace import mean_lengths
 
 DEFAULT_LOGS = ROOT / "build" / "burst-cpu"
 DEFAULT_OUT = ROOT / "bench" / "results" / "burst-cpu.json"
-STARTED_S = time.monotonic()
-
-
-def say(message: str) -> None:
-    """Print a line with the seconds since the start."""
-    print(f"[{time.monotonic() - STARTED_S:4.0f} s] {message}", flush=True)
 
 
 def run_both(scenario: Scenario, logs: Path, repeats: int) -> tuple[list[BurstResult], list[BurstResult]]:

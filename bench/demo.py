@@ -7,7 +7,6 @@ both, and prints what happened. Exits with 1 if anything it promises did not hol
 import argparse
 import asyncio
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/demo.py` finds `bench`
@@ -17,6 +16,7 @@ from bench.serving.client import OpenAIClient
 from bench.serving.errors import BenchError
 from bench.serving.meta import ROOT
 from bench.serving.model import ensure_tiny_model
+from bench.serving.progress import say
 from bench.serving.report import (
     ELASTIC,
     STOCK,
@@ -45,12 +45,6 @@ QUESTION = "Where do the experts go when many people ask at once?"
 ANSWER_TOKENS = 48
 CHAT_TIMEOUT_S = 60.0
 DEFAULT_LOGS = ROOT / "build" / "demo"
-STARTED_S = time.monotonic()
-
-
-def say(message: str) -> None:
-    """Print a line with the seconds since the start."""
-    print(f"[{time.monotonic() - STARTED_S:4.0f} s] {message}", flush=True)
 
 
 def write(text: str) -> None:

@@ -23,8 +23,6 @@ class AdjusterCounts:
 
     evicted: int = 0
     loaded: int = 0
-    rescued: int = 0
-    """Allocations that failed and went through after an eviction."""
 
 
 @dataclass(frozen=True, slots=True)

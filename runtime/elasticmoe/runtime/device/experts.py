@@ -100,6 +100,8 @@ class Experts:
         touched = torch.zeros(offloaded.shape[0], dtype=torch.bool, device=self.device)
         touched[ids] = True
         needed = np.flatnonzero(touched.cpu().numpy() & offloaded).tolist()
+        if not needed:
+            return
         with self._timer:
             for expert in needed:
                 key = ExpertKey(layer, expert)

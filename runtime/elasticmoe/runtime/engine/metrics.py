@@ -43,11 +43,11 @@ class Metrics:
         """Create the series; `expert_bytes` is what one fetch copies on one rank."""
         registry = CollectorRegistry()
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(name, text, labels, registry=registry, multiprocess_mode="mostrecent")
+        def gauge(name: str, text: str, *label_names: str) -> Gauge:
+            return Gauge(name, text, label_names, registry=registry, multiprocess_mode="mostrecent")
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
+        def counter(name: str, text: str, *label_names: str) -> Counter:
+            return Counter(name, text, label_names, registry=registry)
 
         self._expert_bytes = expert_bytes
         self._arena = gauge(names.ARENA_BYTES, "Bytes of the arena by owner", "owner")

@@ -186,7 +186,6 @@ class ElasticMixin(_StockScheduler):
                 if not self.adjuster.rescue(short_blocks(manager, call)):
                     return None
                 blocks = stock(request, *args, **kwargs)
-                self.adjuster.counts.rescued += blocks is not None
             return blocks
 
         manager.allocate_slots = allocate_slots

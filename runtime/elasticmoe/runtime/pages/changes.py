@@ -1,6 +1,6 @@
 """What a plan may change and what a worker is told: frozen values, small enough to pickle with every step."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from elasticmoe.runtime.units import ExpertKey, PageId
 
@@ -54,7 +54,7 @@ class PageDelta:
     moves: tuple[Move, ...] = ()
     entries: tuple[Entry, ...] = ()
     loads: tuple[Load, ...] = ()
-    reports: bool = field(default=False)
+    reports: bool = False
     """Whether the worker should send its counts back with this step."""
 
     def __bool__(self) -> bool:

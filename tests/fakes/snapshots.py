@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
+from elasticmoe.runtime.adjuster.step_model import StepFit
 from elasticmoe.runtime.pages.table import RESIDENT
 
 
@@ -20,13 +21,20 @@ def make_snapshot(state: np.ndarray, *, loading_depth: int = 2, **changes: Any) 
         "short_pages": 0,
         "free_pages": 5,
         "waiting_pages": 0,
+        "num_waiting": 0,
         "num_running": 1,
+        "kv_pages": 10.0,
+        "lost_tokens": 0,
         "limit": num_experts,
         "state": state,
         "num_slotted": slotted,
         "buffer_depth": np.array([slotted[n::loading_depth].max() for n in range(min(loading_depth, num_layers))]),
         "probability": probability,
         "ranking": order,
+        "coldness": np.take_along_axis(probability, order, axis=1).mean(axis=0)[::-1],
+        "fit": StepFit(),
+        "top_k": 1,
+        "expert_bytes": 3 * 2**20,
     }
     return Snapshot(**(fields | changes))
 

@@ -13,62 +13,62 @@ from elasticmoe.runtime.expert_load import ExpertLoad, read_profile
 
 def test_nothing_known_is_all_equal_and_lower_ids_rank_first() -> None:
     """Every expert is equally likely at start; ties rank the lower id first."""
-    load = ExpertLoad(2, 4, half_life_tokens=100)
+    load = ExpertLoad(2, 4, half_life_tokens=100, top_k=1)
     assert load.probability.tolist() == [[0.25] * 4] * 2
     assert load.ranking.tolist() == [[0, 1, 2, 3]] * 2
 
 
 def test_the_ranking_follows_the_counts_hottest_first() -> None:
     """More tokens rank higher, equal ones by id, each layer for itself."""
-    load = ExpertLoad(2, 4, half_life_tokens=100)
-    load.add(np.array([[1, 5, 5, 1], [0, 0, 0, 4]]), top_k=2)
+    load = ExpertLoad(2, 4, half_life_tokens=100, top_k=2)
+    load.add(np.array([[1, 5, 5, 1], [0, 0, 0, 4]]))
     assert load.ranking.tolist() == [[1, 2, 0, 3], [3, 0, 1, 2]]
     assert load.probability[1].tolist() == [0, 0, 0, 1]
 
 
 def test_a_layer_without_tokens_stays_as_it_was() -> None:
     """No tokens, no fading: a layer that saw none keeps what it knew."""
-    load = ExpertLoad(2, 2, half_life_tokens=1)
-    load.add(np.array([[0, 3], [0, 0]]), top_k=1)
-    load.add(np.array([[0, 0], [0, 0]]), top_k=1)
+    load = ExpertLoad(2, 2, half_life_tokens=1, top_k=1)
+    load.add(np.array([[0, 3], [0, 0]]))
+    load.add(np.array([[0, 0], [0, 0]]))
     assert load.probability.tolist() == [[0, 1], [0.5, 0.5]]
 
 
 def test_counts_halve_in_a_half_life_of_tokens() -> None:
     """After 100 more tokens (200 choices of two experts each) the old 64 choices weigh 32."""
-    load = ExpertLoad(1, 3, half_life_tokens=100)
-    load.add(np.array([[64, 0, 0]]), top_k=2)
-    load.add(np.array([[0, 200, 0]]), top_k=2)
+    load = ExpertLoad(1, 3, half_life_tokens=100, top_k=2)
+    load.add(np.array([[64, 0, 0]]))
+    load.add(np.array([[0, 200, 0]]))
     assert load.probability[0].tolist() == pytest.approx([32 / 232, 200 / 232, 0])
 
 
 def test_a_shift_in_traffic_reranks_within_a_few_half_lives() -> None:
     """A long past on one expert is outweighed by one half-life on another."""
-    load = ExpertLoad(1, 2, half_life_tokens=1000)
+    load = ExpertLoad(1, 2, half_life_tokens=1000, top_k=1)
     for _ in range(50):
-        load.add(np.array([[1000, 0]]), top_k=1)
+        load.add(np.array([[1000, 0]]))
     for _ in range(2):
-        load.add(np.array([[0, 1000]]), top_k=1)
+        load.add(np.array([[0, 1000]]))
     assert load.ranking.tolist() == [[1, 0]]
 
 
 def test_a_profile_is_worth_one_half_life() -> None:
     """Half as many tokens as a half-life, all on another expert, don't outweigh a profile; two half-lives do."""
-    load = ExpertLoad(1, 2, half_life_tokens=1000)
-    load.seed(np.array([[1.0, 0.0]]), top_k=1)
-    load.add(np.array([[0, 500]]), top_k=1)
+    load = ExpertLoad(1, 2, half_life_tokens=1000, top_k=1)
+    load.seed(np.array([[1.0, 0.0]]))
+    load.add(np.array([[0, 500]]))
     assert load.ranking.tolist() == [[0, 1]]
-    load.add(np.array([[0, 2000]]), top_k=1)
+    load.add(np.array([[0, 2000]]))
     assert load.ranking.tolist() == [[1, 0]]
 
 
 def test_only_the_shares_of_a_profile_count() -> None:
     """Counts of millions and shares that sum to one half say the same; a layer without counts is all equal."""
-    large, small = (ExpertLoad(2, 2, half_life_tokens=10) for _ in range(2))
-    large.seed(np.array([[3e6, 1e6], [0, 0]]), top_k=1)
-    small.seed(np.array([[0.375, 0.125], [0, 0]]), top_k=1)
+    large, small = (ExpertLoad(2, 2, half_life_tokens=10, top_k=1) for _ in range(2))
+    large.seed(np.array([[3e6, 1e6], [0, 0]]))
+    small.seed(np.array([[0.375, 0.125], [0, 0]]))
     for load in (large, small):
-        load.add(np.array([[0, 10], [0, 0]]), top_k=1)
+        load.add(np.array([[0, 10], [0, 0]]))
     assert large.probability.tolist() == small.probability.tolist()
     assert small.probability[1].tolist() == [0.5, 0.5]
 

@@ -19,22 +19,24 @@ class ExpertLoad:
     read, once per change.
     """
 
-    def __init__(self, num_layers: int, num_experts: int, half_life_tokens: int) -> None:
-        """Start with no knowledge: every expert equally likely."""
+    def __init__(self, num_layers: int, num_experts: int, half_life_tokens: int, top_k: int) -> None:
+        """Start with no knowledge: every expert equally likely; a token goes to `top_k` experts of a layer."""
+        self.top_k = top_k
         self._counts = np.zeros((num_layers, num_experts))
         self._half_life_tokens = half_life_tokens
         self._probability: np.ndarray | None = None
         self._ranking: np.ndarray | None = None
+        self._coldness: np.ndarray | None = None
 
-    def seed(self, profile: np.ndarray, top_k: int) -> None:
+    def seed(self, profile: np.ndarray) -> None:
         """Start from an offline profile, worth one half-life of tokens; `profile` is [layers, experts] counts."""
         totals = profile.sum(axis=1, keepdims=True)
         share = np.divide(profile, totals, out=np.zeros_like(self._counts), where=totals > 0)
-        self._set(share * (self._half_life_tokens * top_k))
+        self._set(share * (self._half_life_tokens * self.top_k))
 
-    def add(self, routed: np.ndarray, top_k: int) -> None:
+    def add(self, routed: np.ndarray) -> None:
         """Add [layers, experts] int counts of routed tokens, padding excluded."""
-        tokens = routed.sum(axis=1, keepdims=True) / top_k
+        tokens = routed.sum(axis=1, keepdims=True) / self.top_k
         self._set(self._counts * 0.5 ** (tokens / self._half_life_tokens) + routed)
 
     @property
@@ -53,9 +55,17 @@ class ExpertLoad:
             self._ranking = np.argsort(-self.probability, axis=1, kind="stable")
         return self._ranking
 
+    @property
+    def coldness(self) -> np.ndarray:
+        """Return [experts]: the chance of a layer's i-th coldest expert to be one of a token's, mean of the layers."""
+        if self._coldness is None:
+            hottest_first = np.take_along_axis(self.probability, self.ranking, axis=1).mean(axis=0)
+            self._coldness = np.minimum(1.0, self.top_k * hottest_first[::-1])
+        return self._coldness
+
     def _set(self, counts: np.ndarray) -> None:
         self._counts = counts
-        self._probability = self._ranking = None
+        self._probability = self._ranking = self._coldness = None
 
 
 def read_profile(path: Path, num_layers: int, num_experts: int) -> np.ndarray:

@@ -37,7 +37,7 @@ class Fixture:
         self.geometry = Geometry(tiers, num_blocks, num_layers, num_experts, loading_depth, request_blocks=1)
         self.config = RuntimeConfig(policy=policy)
         self.port = FakeBlockPort(num_blocks)
-        load = ExpertLoad(num_layers, num_experts, half_life_tokens=1000)
+        load = ExpertLoad(num_layers, num_experts, half_life_tokens=1000, top_k=2)
         self.adjuster = Adjuster(self.geometry, self.config, load, self.port, limit)
         self.table = self.adjuster.table
 
@@ -83,7 +83,7 @@ def test_scheduler_and_workers_start_equal() -> None:
     """start_table with the same arguments gives the same rows."""
     f = Fixture(90)
     port = FakeBlockPort(f.geometry.num_blocks)
-    other = start_table(f.geometry, f.config, f.adjuster.limit, ExpertLoad(4, 8, 1000), port)
+    other = start_table(f.geometry, f.config, f.adjuster.limit, ExpertLoad(4, 8, 1000, 2), port)
     assert other.entries() == f.table.entries()
 
 
@@ -124,7 +124,7 @@ def test_rescue_gathers_scattered_pages_into_whole_huge_pages() -> None:
     f = Fixture(28, tiers=FOUR_PAGES)
     f.use_all()
     cold = [[1 if expert == coldest else 9 for expert in range(8)] for coldest in (0, 2, 4, 6)]
-    f.adjuster.load.add(np.array(cold), top_k=2)
+    f.adjuster.load.add(np.array(cold))
     assert f.adjuster.rescue(2)
     assert f.table.pool.num_free_blocks >= 2
     assert f.adjuster.drain().moves
@@ -285,7 +285,7 @@ def test_the_arena_is_labelled_whole() -> None:
 def test_the_snapshot_counts_in_expert_pages() -> None:
     """What waits is rounded up to whole huge pages; the state is a copy that later changes don't reach."""
     f = Fixture(28, tiers=FOUR_PAGES)
-    snap = f.adjuster.snapshot(Demand(waiting_blocks=3, num_running=2), short_pages=7)
+    snap = f.adjuster.snapshot(Demand(waiting_blocks=3, num_running=2, num_waiting=1), short_pages=7)
     assert (snap.waiting_pages, snap.num_running, snap.short_pages) == (8, 2, 7)
     assert snap.free_pages == f.table.pool.num_free_pages
     f.table.evict(next(e.key for e in f.table.entries() if e.is_resident))

@@ -52,7 +52,7 @@ class AdjusterMachine(RuleBasedStateMachine):
         self.geometry = Geometry(tiers, num_blocks, *sizes)
         self.config = RuntimeConfig(policy=policy)
         self.port = FakeBlockPort(num_blocks)
-        load = ExpertLoad(self.geometry.num_layers, self.geometry.num_experts, HALF_LIFE_TOKENS)
+        load = ExpertLoad(self.geometry.num_layers, self.geometry.num_experts, HALF_LIFE_TOKENS, TOP_K)
         self.adjuster = Adjuster(self.geometry, self.config, load, self.port, limit)
         self.table = self.adjuster.table
         self.pool = self.table.pool
@@ -63,7 +63,7 @@ class AdjusterMachine(RuleBasedStateMachine):
 
     def start_worker(self) -> MirrorWorker:
         """Return a worker that places its experts by itself."""
-        load = ExpertLoad(self.geometry.num_layers, self.geometry.num_experts, HALF_LIFE_TOKENS)
+        load = ExpertLoad(self.geometry.num_layers, self.geometry.num_experts, HALF_LIFE_TOKENS, TOP_K)
         port = FakeBlockPort(self.geometry.num_blocks)
         table = start_table(self.geometry, self.config, self.adjuster.limit, load, port)
         assert port.lent == self.port.lent
@@ -119,19 +119,19 @@ class AdjusterMachine(RuleBasedStateMachine):
         shape = (self.geometry.num_layers, self.geometry.num_experts)
         seed = data.draw(st.integers(0, 1000))
         counts = np.random.default_rng(seed).multinomial(TOP_K * tokens, [1 / shape[1]] * shape[1], size=shape[0])
-        self.adjuster.load.add(counts, TOP_K)
+        self.adjuster.load.add(counts)
 
     # Steps
 
     @rule(waiting=st.integers(0, 20), running=st.integers(0, 1))
     def adjust_twice(self, waiting: int, running: int) -> None:
         """An adjustment that no step follows is odd but harmless: its loads are under way when requests grow."""
-        self.adjust(Demand(waiting, running))
+        self.adjust(Demand(waiting, running, waiting))
 
     @rule(waiting=st.integers(0, 20), running=st.integers(0, 1))
     def step(self, waiting: int, running: int) -> None:
         """A step begins, is adjusted, shipped and run."""
-        self.adjust(Demand(waiting, running))
+        self.adjust(Demand(waiting, running, waiting))
         self.ship()
 
     @rule()

@@ -36,7 +36,14 @@ def test_every_key_is_read() -> None:
         "arena_bytes": 2**30,
         "fetch": "host",
         "loading_depth": 3,
-        "adjuster": {"half_life_tokens": 7, "thresholds": {"evict_below": 1, "grow_above": 6, "grow_most": 2}},
+        "adjuster": {
+            "thresholds": {"evict_below": 1, "grow_above": 6, "grow_most": 2},
+            "goodput": {"margin": 0.1, "growth_reserve": 0.5, "bus_share": 0.9, "half_life_steps": 50},
+            "half_life_tokens": 7,
+            "swap_margin": 1.5,
+            "bytes_per_step": 1000,
+        },
+        "slo": {"tpot_ms": 50.0, "ttft_ms": 2000.0},
     }
     config = parse_config({"elasticmoe": given})
     assert config is not None
@@ -48,11 +55,11 @@ def test_every_key_is_read() -> None:
     [
         (
             {"policcy": "fixed"},
-            "unknown key elasticmoe.policcy; known ones here are adjuster, arena_bytes, fetch, loading_depth, policy",
+            "unknown key elasticmoe.policcy; known ones here are adjuster, arena_bytes, fetch, loading_depth, policy, slo",
         ),
         (
-            {"adjuster": {"swap": 1}},
-            "unknown key elasticmoe.adjuster.swap; known ones here are half_life_tokens, thresholds",
+            {"slo": {"tpot": 1}},
+            "unknown key elasticmoe.slo.tpot; known ones here are tpot_ms, ttft_ms",
         ),
         (
             {"adjuster": {"thresholds": {"evict": 1}}},
@@ -70,7 +77,7 @@ def test_an_unknown_key_is_refused_with_the_known_ones(section: dict[str, Any], 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"policy": "lru"}, "elasticmoe.policy: Input should be 'threshold' or 'fixed', but it is 'lru'"),
+        ({"policy": "lru"}, "elasticmoe.policy: Input should be 'threshold', 'fixed' or 'goodput', but it is 'lru'"),
         ({"arena_bytes": 0}, "elasticmoe.arena_bytes: Input should be greater than 0, but it is 0"),
         ({"arena_bytes": "big"}, r"elasticmoe.arena_bytes: Input should be a valid integer.*, but it is 'big'"),
         ({"loading_depth": 0}, "elasticmoe.loading_depth: Input should be greater than or equal to 1, but it is 0"),

@@ -6,15 +6,19 @@ memory or vLLM.
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from elasticmoe.runtime.adjuster.policy import POLICIES
+from elasticmoe.runtime.adjuster.sample import StepSample
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
+from elasticmoe.runtime.adjuster.step_model import StepModel, expected_misses
 from elasticmoe.runtime.contract.config import RuntimeConfig
 from elasticmoe.runtime.expert_load import ExpertLoad
 from elasticmoe.runtime.pages.changes import PageDelta, Plan
 from elasticmoe.runtime.pages.placement import Geometry
 from elasticmoe.runtime.pages.pool import BlockPort, PagePool
 from elasticmoe.runtime.pages.table import PageTable
-from elasticmoe.runtime.units import ceil_div
+from elasticmoe.runtime.units import MATRICES, ceil_div
 
 
 @dataclass(slots=True)
@@ -27,13 +31,15 @@ class AdjusterCounts:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The load on KV at the end of a step."""
+    """The load on KV, at the end of a step or where a request failed to get its blocks."""
 
     waiting_blocks: int
     num_running: int
+    num_waiting: int
+    """Waiting requests that may run beside the running ones; `waiting_blocks` is what they need."""
 
 
-IDLE = Demand(waiting_blocks=0, num_running=0)
+IDLE = Demand(waiting_blocks=0, num_running=0, num_waiting=0)
 
 
 def start_table(geometry: Geometry, config: RuntimeConfig, limit: int, load: ExpertLoad, port: BlockPort) -> PageTable:
@@ -63,9 +69,12 @@ class Adjuster:
     """The largest R_b of the current step."""
     last_plan: Plan = field(default_factory=Plan)
     table: PageTable = field(init=False)
+    model: StepModel = field(init=False)
 
     def __post_init__(self) -> None:
         """Place the experts."""
+        share = self.load.top_k / self.geometry.num_experts
+        self.model = StepModel(share, self.config.adjuster.goodput.half_life_steps)
         self.table = start_table(self.geometry, self.config, self.limit, self.load, self.port)
 
     @property
@@ -78,16 +87,27 @@ class Adjuster:
         self.table.land()
         self.short_pages = 0
 
-    def rescue(self, short_blocks: int) -> bool:
-        """Free at least `short_blocks` more blocks for KV by evicting; False, and nothing changed, if that can't be.
+    def learn(self, sample: StepSample) -> None:
+        """Take in what the engine measured; under asynchronous scheduling, of steps that ended a while ago."""
+        prompts = sample.num_prompt_steps
+        weights = np.array([sample.num_steps - prompts, prompts])
+        decoding = sample.num_requests / max(sample.num_steps, 1)
+        tokens = np.array([decoding, decoding + sample.num_prompt_tokens / max(prompts, 1)])
+        depth = np.full(2, self.table.num_slotted().mean())
+        missed = self.geometry.num_layers * weights @ expected_misses(self.load.coldness, depth, tokens)
+        self.model.learn(sample, sample.num_missed * self.expert_bytes, float(missed))
 
+    def rescue(self, short_blocks: int, demand: Demand = IDLE, lost_tokens: int = 0) -> bool:
+        """Free at least `short_blocks` more blocks for KV by evicting; False, and nothing changed, if that won't be.
+
+        `lost_tokens` is what a preemption would throw away if this fails, 0 where a waiting request just waits.
         Lends no cached block, so a prefix that a request has found but not yet taken is safe.
         """
         pool, tiers = self.table.pool, self.geometry.tiers
         num_huge = ceil_div(short_blocks, tiers.blocks_per_huge)
         short = num_huge * tiers.pages_per_huge - pool.num_free_split_pages
         self.short_pages = max(self.short_pages, short)
-        plan = self._plan(self.snapshot(IDLE, short_pages=short)) if short > 0 else Plan()
+        plan = self._plan(self.snapshot(demand, short_pages=short, lost_tokens=lost_tokens)) if short > 0 else Plan()
         if not 0 < num_huge <= self.table.num_movable_huge or (short > 0 and not plan):
             return False
         wanted = pool.num_free_blocks + short_blocks
@@ -109,39 +129,55 @@ class Adjuster:
         """Return what the workers must apply before this step's forward."""
         return self.table.drain()
 
-    def snapshot(self, demand: Demand, short_pages: int = 0) -> Snapshot:
+    @property
+    def expert_bytes(self) -> int:
+        """Return the bytes of one expert on one rank."""
+        return MATRICES * self.geometry.tiers.expert_bytes
+
+    def snapshot(self, demand: Demand, short_pages: int = 0, lost_tokens: int = 0) -> Snapshot:
         """Return the policy's input as of now."""
         tiers = self.geometry.tiers
         return Snapshot(
             short_pages=short_pages,
             free_pages=self.table.pool.num_free_pages,
             waiting_pages=ceil_div(demand.waiting_blocks, tiers.blocks_per_huge) * tiers.pages_per_huge,
+            num_waiting=demand.num_waiting,
             num_running=demand.num_running,
+            kv_pages=self._num_used_blocks * tiers.block_bytes / tiers.expert_bytes,
+            lost_tokens=lost_tokens,
             limit=self.limit,
             state=self.table.state.copy(),
             num_slotted=self.table.num_slotted(),
             buffer_depth=self.table.buffer_depth(),
             probability=self.load.probability,
             ranking=self.load.ranking,
+            coldness=self.load.coldness,
+            fit=self.model.fit,
+            top_k=self.load.top_k,
+            expert_bytes=self.expert_bytes,
         )
 
     def arena_by_owner(self) -> dict[str, int]:
         """Return the arena's bytes by owner; they sum to its size."""
         pool, tiers = self.table.pool, self.geometry.tiers
         loading = self.table.num_loading_pages
-        used = pool.num_blocks - pool.num_lent_blocks - pool.num_free_blocks
         free = pool.num_whole * tiers.huge_bytes + pool.num_free_split_pages * tiers.expert_bytes
         return {
             "expert": (pool.num_owned_pages - loading) * tiers.expert_bytes,
-            "kv": used * tiers.block_bytes,
+            "kv": self._num_used_blocks * tiers.block_bytes,
             "ssm": 0,
             "loading": loading * tiers.expert_bytes,
             "free": free,
             "trapped": pool.num_trapped_blocks * tiers.block_bytes + pool.padding_bytes,
         }
 
+    @property
+    def _num_used_blocks(self) -> int:
+        pool = self.table.pool
+        return pool.num_blocks - pool.num_lent_blocks - pool.num_free_blocks
+
     def _plan(self, snap: Snapshot) -> Plan:
-        return POLICIES[self.config.policy](snap, self.config.adjuster.thresholds)
+        return POLICIES[self.config.policy](snap, self.config)
 
     def _apply(self, plan: Plan) -> None:
         for key in plan.evict:

@@ -1,9 +1,14 @@
-"""What the adjuster sees of one step: a frozen value, put together by the scheduler."""
+"""What the adjuster sees of one step: a frozen value, put together by the adjuster from what the scheduler tells it.
+
+A policy sees this and no more. What a step costs it knows from `fit`, which is learned from StepSamples (sample.py),
+so from what an engine measures; the simulator's own constants have no way in.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from elasticmoe.runtime.adjuster.step_model import StepFit
 from elasticmoe.runtime.pages.table import OFFLOADED, RESIDENT
 
 
@@ -17,7 +22,13 @@ class Snapshot:
     """F_b: pages whose blocks are all free, unreferenced cached ones included."""
     waiting_pages: int
     """What the requests that wait will need to start."""
+    num_waiting: int
+    """Requests that wait and that the engine's own limits would let run beside those that do."""
     num_running: int
+    kv_pages: float
+    """Blocks that requests hold, in pages' worth of bytes."""
+    lost_tokens: int
+    """Computed tokens that a preemption throws away if `short_pages` isn't covered; 0 where a request just waits."""
     limit: int
     """Experts of one layer that may leave the GPU (the effective limit)."""
     state: np.ndarray
@@ -30,11 +41,29 @@ class Snapshot:
     """[layers, experts] float64: share of the layer's routed tokens."""
     ranking: np.ndarray
     """[layers, experts] int64: hottest first."""
+    coldness: np.ndarray
+    """[experts] float64: chance of the i-th coldest expert of a layer to be one of a token's, mean of the layers."""
+    fit: StepFit
+    """What a step costs, as far as this engine has measured it."""
+    top_k: int
+    """Experts of a layer that one token is routed to."""
+    expert_bytes: int
+    """Bytes of one expert's three matrices on one rank."""
 
     @property
     def num_layers(self) -> int:
         """Return the number of MoE layers."""
         return int(self.state.shape[0])
+
+    @property
+    def num_experts(self) -> int:
+        """Return the experts of one layer."""
+        return int(self.state.shape[1])
+
+    @property
+    def depth(self) -> float:
+        """Return the experts of a layer that hold a slot, mean of the layers."""
+        return float(self.num_slotted.mean())
 
     @property
     def num_offloaded(self) -> np.ndarray:

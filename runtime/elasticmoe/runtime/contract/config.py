@@ -17,7 +17,7 @@ from elasticmoe.runtime.errors import ConfigError
 CONFIG_KEY = "elasticmoe"
 """Our key in vLLM's additional_config."""
 
-PolicyName = Literal["threshold", "fixed"]
+PolicyName = Literal["threshold", "fixed", "goodput"]
 Transport = Literal["local", "map"]
 
 ENV_LIMIT = "ELASTICMOE_LIMIT"
@@ -39,11 +39,36 @@ class Thresholds(_Strict):
     grow_most: int = Field(5, ge=1)
 
 
+class Goodput(_Strict):
+    """What the policy `goodput` asks of its own predictions."""
+
+    margin: float = Field(0.03, ge=0)
+    """Predicted gain in tokens/s, as a share, below which nothing is evicted."""
+    growth_reserve: float = Field(0.25, ge=0)
+    """Pages kept free for running requests to grow into, as a share of what they hold."""
+    bus_share: float = Field(0.75, gt=0, le=1)
+    """Share of the bus that missed fetches leave idle which bringing experts back may take."""
+    half_life_steps: int = Field(1000, ge=1)
+    """Steps after which a measurement counts half."""
+
+
 class AdjusterConfig(_Strict):
     """How the adjuster decides."""
 
     thresholds: Thresholds = Thresholds()
+    goodput: Goodput = Goodput()
     half_life_tokens: int = Field(4096, ge=1)
+    swap_margin: float = Field(0.5, ge=0)
+    """How much hotter than a resident expert, as a share, an offloaded one must be to take its pages."""
+    bytes_per_step: int = Field(48 * 2**20, ge=0)
+    """Bytes a step that swaps may copy on one rank; 0: no swaps."""
+
+
+class Slo(_Strict):
+    """What a user is promised."""
+
+    tpot_ms: float = Field(100.0, gt=0)
+    ttft_ms: float = Field(5000.0, gt=0)
 
 
 class RuntimeConfig(_Strict):
@@ -54,6 +79,7 @@ class RuntimeConfig(_Strict):
     fetch: Literal["host"] = "host"
     loading_depth: int = Field(2, ge=1)
     adjuster: AdjusterConfig = AdjusterConfig()
+    slo: Slo = Slo()
 
 
 @dataclass(frozen=True, slots=True)

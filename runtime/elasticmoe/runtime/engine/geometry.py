@@ -41,7 +41,7 @@ def pool_geometry(vllm_config: VllmConfig, config: RuntimeConfig, tiers: Tiers, 
 
 def start_load(shape: ModelShape, config: RuntimeConfig, settings: RunSettings) -> ExpertLoad:
     """Return what is known of the experts' load at start: the offline profile if one is given."""
-    load = ExpertLoad(shape.num_layers, shape.num_experts, config.adjuster.half_life_tokens)
+    load = ExpertLoad(shape.num_layers, shape.num_experts, config.adjuster.half_life_tokens, shape.top_k)
     if settings.profile is not None:
-        load.seed(read_profile(settings.profile, shape.num_layers, shape.num_experts), shape.top_k)
+        load.seed(read_profile(settings.profile, shape.num_layers, shape.num_experts))
     return load

@@ -63,10 +63,8 @@ class ElasticMixin(_StockScheduler):
         settings = settings_from_env()
         tiers = page_tiers(vllm_config, _kv_page_bytes(kv_cache_config))
         geometry = pool_geometry(vllm_config, config, tiers, kv_cache_config.num_blocks)
-        shape = model_shape(vllm_config)
-        self.top_k = shape.top_k
         self.pool = ElasticBlockPool.adopt(self.kv_cache_manager.block_pool)
-        load = start_load(shape, config, settings)
+        load = start_load(model_shape(vllm_config), config, settings)
         self.adjuster = Adjuster(geometry, config, load, self.pool, settings.limit)
         self.pool.connect(self.adjuster.table.pool)
         self.metrics = Metrics(MATRICES * tiers.expert_bytes)
@@ -136,7 +134,7 @@ class ElasticMixin(_StockScheduler):
         """Take the workers' counts, then let vLLM do its part."""
         report: StepReport | None = getattr(model_runner_output, "elastic", None)
         if report is not None:
-            self.adjuster.load.add(report.routed, self.top_k)
+            self.adjuster.load.add(report.routed)
             self.metrics.add_report(report)
         return super().update_from_output(scheduler_output, model_runner_output)
 
@@ -159,9 +157,9 @@ class ElasticMixin(_StockScheduler):
 
     def _demand(self) -> Demand:
         room = max(0, self.max_num_running_reqs - len(self.running))
-        waiting = islice(chain(self.waiting, self.skipped_waiting), room)
+        waiting = list(islice(chain(self.waiting, self.skipped_waiting), room))
         blocks = sum(ceil_div(request.num_tokens, self.block_size) for request in waiting)
-        return Demand(waiting_blocks=blocks, num_running=len(self.running))
+        return Demand(waiting_blocks=blocks, num_running=len(self.running), num_waiting=len(waiting))
 
     def _observe(self) -> None:
         now_s = time.monotonic()
@@ -183,7 +181,8 @@ class ElasticMixin(_StockScheduler):
             blocks = stock(request, *args, **kwargs)
             while blocks is None:
                 call = Allocation.of(signature, request, *args, **kwargs)
-                if not self.adjuster.rescue(short_blocks(manager, call)):
+                lost_tokens = 0 if call.is_admission else self.running[-1].num_computed_tokens
+                if not self.adjuster.rescue(short_blocks(manager, call), self._demand(), lost_tokens):
                     return None
                 blocks = stock(request, *args, **kwargs)
             return blocks

@@ -1,12 +1,12 @@
 """A constant number of offloaded experts per layer."""
 
 from elasticmoe.runtime.adjuster.policies.fixed import plan
-from elasticmoe.runtime.contract.config import Thresholds
+from elasticmoe.runtime.contract.config import RuntimeConfig
 from elasticmoe.runtime.pages.table import LOADING
 from elasticmoe.runtime.units import ExpertKey
 from tests.fakes.snapshots import make_snapshot, offloaded_tail
 
-DEFAULTS = Thresholds()
+DEFAULTS = RuntimeConfig()
 
 
 def test_at_the_limit_nothing_moves() -> None:
@@ -30,7 +30,10 @@ def test_loads_fit_the_free_pages_and_the_rate() -> None:
     """Three pages an expert, and no more than grow_most a step."""
     state = offloaded_tail(8, 8)
     assert len(plan(make_snapshot(state, limit=3, free_pages=8), DEFAULTS).load) == 2
-    assert len(plan(make_snapshot(state, limit=3, free_pages=100), DEFAULTS).load) == DEFAULTS.grow_most
+    assert (
+        len(plan(make_snapshot(state, limit=3, free_pages=100), DEFAULTS).load)
+        == DEFAULTS.adjuster.thresholds.grow_most
+    )
 
 
 def test_an_expert_that_is_being_loaded_is_not_loaded_for_again() -> None:

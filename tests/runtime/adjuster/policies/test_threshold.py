@@ -3,12 +3,12 @@
 import pytest
 
 from elasticmoe.runtime.adjuster.policies.threshold import plan
-from elasticmoe.runtime.contract.config import Thresholds
+from elasticmoe.runtime.contract.config import AdjusterConfig, RuntimeConfig, Thresholds
 from elasticmoe.runtime.units import ExpertKey
 from tests.fakes.snapshots import make_snapshot, offloaded_tail
 
 ROOMY = offloaded_tail(0, 0, 8, 8)  # both buffers are as deep as can be, so each eviction frees 3 pages net
-DEFAULTS = Thresholds()
+DEFAULTS = RuntimeConfig()
 
 
 @pytest.mark.parametrize(("short", "experts"), [(1, 1), (2, 1), (3, 2), (5, 2), (6, 3), (8, 3), (9, 4)])
@@ -69,8 +69,9 @@ def test_what_waiting_requests_need_is_not_given_to_experts() -> None:
 def test_the_numbers_are_config() -> None:
     """Other thresholds, other plans."""
     thresholds = Thresholds(evict_below=4, grow_above=4, grow_most=1)
-    assert plan(make_snapshot(ROOMY, free_pages=3), thresholds).evict
-    assert len(plan(make_snapshot(ROOMY, free_pages=10), thresholds).load) == 1
+    config = RuntimeConfig(adjuster=AdjusterConfig(thresholds=thresholds))
+    assert plan(make_snapshot(ROOMY, free_pages=3), config).evict
+    assert len(plan(make_snapshot(ROOMY, free_pages=10), config).load) == 1
 
 
 def test_a_layer_above_a_lowered_limit_only_loads() -> None:

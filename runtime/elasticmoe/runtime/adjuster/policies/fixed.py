@@ -2,12 +2,12 @@
 
 from elasticmoe.runtime.adjuster.choose import choose_loads
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
-from elasticmoe.runtime.contract.config import Thresholds
+from elasticmoe.runtime.contract.config import RuntimeConfig
 from elasticmoe.runtime.pages.changes import Plan
 from elasticmoe.runtime.units import MATRICES, ExpertKey
 
 
-def plan(snap: Snapshot, thresholds: Thresholds) -> Plan:
+def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
     """Return the evictions, then the loads, that bring each layer to `limit` offloaded experts; none for KV's sake."""
     if snap.short_pages > 0:
         return Plan(reason="a fixed split evicts nothing for KV")
@@ -21,5 +21,5 @@ def plan(snap: Snapshot, thresholds: Thresholds) -> Plan:
     if evict:
         return Plan(evict=evict, reason=f"{snap.limit} experts a layer are to be offloaded")
     excess = int((snap.num_offloaded - snap.limit).clip(min=0).sum())
-    num = min(thresholds.grow_most, snap.free_pages // MATRICES, excess)
+    num = min(config.adjuster.thresholds.grow_most, snap.free_pages // MATRICES, excess)
     return Plan(load=choose_loads(snap, num), reason=f"{snap.limit} experts a layer are to be offloaded")

@@ -5,18 +5,19 @@ Source: "Rimuru: Unified Memory Management for Modern LLM Serving via Elastic Ex
 
 from elasticmoe.runtime.adjuster.choose import choose_evictions, choose_loads
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
-from elasticmoe.runtime.contract.config import Thresholds
+from elasticmoe.runtime.contract.config import RuntimeConfig
 from elasticmoe.runtime.pages.changes import Plan
 from elasticmoe.runtime.units import MATRICES, ceil_div
 
 
-def plan(snap: Snapshot, thresholds: Thresholds) -> Plan:
+def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
     """Return evictions when R_b pages are short or F_b runs low, loads when F_b is ample, else nothing.
 
     Short of R_b: ceil((R_b + 1) / 3) experts. F_b < evict_below: 1 expert. F_b > grow_above: min(grow_most,
     floor((F_b - grow_above) / 3)) experts. Differences from the paper: pages are counted net of loading buffers,
     what waiting requests will need is not given to experts, and nothing is evicted as a precaution while idle.
     """
+    thresholds = config.adjuster.thresholds
     if snap.short_pages > 0:
         wanted = MATRICES * ceil_div(snap.short_pages + 1, MATRICES)
         chosen = choose_evictions(snap, wanted) or choose_evictions(snap, snap.short_pages)

@@ -1,0 +1,54 @@
+"""What a snapshot's engine would serve at another depth of offloading, by its own measurements.
+
+Depth is the number of experts that every layer has offloaded, on average; the coldest go first. Called by `goodput`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from elasticmoe.runtime.adjuster.snapshot import Snapshot
+from elasticmoe.runtime.adjuster.step_model import Floats, expected_misses
+from elasticmoe.runtime.units import MATRICES
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Requests that would run, seconds of a step and tokens/s, for each depth; all [n]."""
+
+    depth: Floats
+    requests: Floats
+    step_s: Floats
+
+    @property
+    def tokens_per_s(self) -> Floats:
+        """Return the tokens that come out a second."""
+        return np.asarray(self.requests / self.step_s)
+
+
+def forecast(snap: Snapshot, depth: Floats) -> Forecast:
+    """Return what to expect at each depth [n]; `snap.fit` must be ready and a request must run."""
+    fit = snap.fit
+    requests = _requests(snap, depth)
+    prompts = np.minimum(1.0, requests * fit.prompts_per_token)
+    decoding = _step_s(snap, depth, requests)
+    step_s = (1 - prompts) * decoding + prompts * _step_s(snap, depth, requests + fit.prompt_tokens)
+    return Forecast(depth, requests, step_s)
+
+
+def _requests(snap: Snapshot, depth: Floats) -> Floats:
+    """Return the requests that would run: as many as want to, while their pages last."""
+    pages_each = max(snap.kv_pages / snap.num_running, 1e-9)
+    gained = MATRICES * (snap.num_layers - len(snap.buffer_depth)) * (depth - snap.depth)
+    room = np.maximum(1.0, (snap.kv_pages + snap.free_pages + gained) / pages_each)
+    return np.minimum(snap.num_running + snap.num_waiting, room)
+
+
+def _step_s(snap: Snapshot, depth: Floats, tokens: Floats) -> Floats:
+    return np.asarray(snap.fit.step_s(tokens, missed_bytes(snap, depth, tokens)))
+
+
+def missed_bytes(snap: Snapshot, depth: Floats, tokens: Floats) -> Floats:
+    """Return the bytes that a step over so many tokens would fetch because they are routed to and absent."""
+    missed = snap.num_layers * expected_misses(snap.coldness, depth, tokens)
+    return np.asarray(snap.fit.miss_factor * snap.expert_bytes * missed)

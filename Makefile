@@ -1,11 +1,15 @@
 # The door to the project. Every recipe first makes sure that .venv is there and current.
-.PHONY: demo test check lock down clean setup help
+.PHONY: demo demo-local purge test check lock down clean setup help
 CACHE = $(or $(ELASTICMOE_CACHE),$(HOME)/.cache/elasticmoe)
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: setup  ## a tiny model, a burst of requests, the elastic pool beside stock vLLM
+demo: setup  ## Kubernetes on this machine, the operator, a tiny model served from one resource, a burst; CLUSTER=existing
+	@[ "$(CLUSTER)" = existing ] || { cluster/setup && images/build && cluster/up; }
+	@. .ci/env && .venv/bin/python -m bench.cluster_demo
+
+demo-local: setup  ## the same burst without Kubernetes: two servers on this machine
 	@. .ci/env && .venv/bin/python -m bench.demo
 
 test:  ## everything CI runs: checks, unit and engine tests, the demo
@@ -23,8 +27,12 @@ lock: setup  ## resolve pyproject.toml into the lock files; add UPGRADE=1 to tak
 	@$(LOCK) $(if $(UPGRADE),--upgrade) --group installer -o requirements-uv.txt
 	@$(LOCK) $(if $(UPGRADE),--upgrade) pyproject.toml --extra operator --group cpu --group dev -o requirements-cpu.txt
 
-down:  ## remove what the demo left: its model and its logs (nothing of it runs on)
-	rm -rf $(CACHE)/models build/demo
+down:  ## remove what the demos left: the cluster, the model, the logs (on an existing cluster: all that the demo made there)
+	@if [ "$(CLUSTER)" = existing ]; then . .ci/env && .venv/bin/python -m bench.cluster_demo --remove; else cluster/down; fi
+	rm -rf $(CACHE)/models build/demo build/cluster-demo
+
+purge: down  ## down, and the cache folder with all that was built and downloaded
+	rm -rf $(CACHE)
 
 clean:  ## remove .venv and every tool's cache; the shared environments stay in the cache folder
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

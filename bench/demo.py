@@ -1,4 +1,4 @@
-"""`make demo`: a burst of requests too large for stock vLLM's memory, served by elasticmoe and by stock side by side.
+"""`make demo-local`: a burst of requests too large for stock vLLM's memory, by elasticmoe and by stock.
 
 Makes a tiny model, starts both servers on it with the same bytes, streams a chat completion, sends the same burst to
 both, and prints what happened. Exits with 1 if anything it promises did not hold.
@@ -52,9 +52,9 @@ def write(text: str) -> None:
     print(text, end="", flush=True)
 
 
-async def chat(base_url: str) -> None:
+async def chat(base_url: str, model: str) -> None:
     """Stream one chat completion to the terminal."""
-    async with OpenAIClient(base_url, MODEL_NAME, CHAT_TIMEOUT_S) as client:
+    async with OpenAIClient(base_url, model, CHAT_TIMEOUT_S) as client:
         print(f"  user:      {QUESTION}\n  assistant: ", end="")
         answer = await client.chat(QUESTION, ANSWER_TOKENS, lambda text: write(text.replace("\n", "\n             ")))
     print(f"\n  ({len(answer.token_ids)} tokens of a random model, the first after {answer.ttft_s * 1e3:.0f} ms)")
@@ -73,7 +73,7 @@ def describe(scenario: Scenario) -> str:
 def serve_elastic(server: Server, scenario: Scenario, seed: int) -> BurstResult:
     """Chat, burst and calm on the elastic server."""
     say("One chat completion from elasticmoe, streamed:")
-    asyncio.run(chat(server.spec.base_url))
+    asyncio.run(chat(server.spec.base_url, MODEL_NAME))
     warm_up(server, scenario, say)
     say("The burst on elasticmoe")
     result = measure(server, scenario, seed, say)

@@ -1,0 +1,148 @@
+"""What goes wrong: pods that are killed, specs that are wrong, nodes that are too small, a resource that is deleted."""
+
+import concurrent.futures
+import copy
+import json
+import threading
+
+import pytest
+import yaml
+
+from bench.cluster.install import Target, list_children, wait_gone
+from bench.cluster.kubectl import Object
+from tests.e2e.conftest import EXAMPLE
+from tests.e2e.served import Record, Served, find_on_node, find_pools, time_until
+from tests.engine.engines import draw_requests
+
+pytestmark = pytest.mark.cluster
+
+READ = "elasticmoe_checkpoint_bytes_read_total"
+POOL = "elasticmoe_host_pool_bytes"
+
+
+def example(name: str, **spec: Object) -> Object:
+    """Return the example's resource by another name, with parts of its spec replaced."""
+    resource: Object = copy.deepcopy(yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")))
+    resource["metadata"]["name"] = name
+    resource["spec"] |= spec
+    return resource
+
+
+def test_a_killed_workers_successor_reads_nothing_again(tiny: Served) -> None:
+    """It attaches to the pool that the coordinator kept."""
+    read, old = tiny.metric("coordinator", READ), tiny.pod("worker")["metadata"]["name"]
+    requests = draw_requests(12, seed=1)
+    want = tiny.generate(requests)
+    tiny.target.kube.run("delete", "pod", old, "--grace-period=0", "--force")
+    time_until("the pod to go", lambda: all(pod["metadata"]["name"] != old for pod in tiny.pods("worker")), 30)
+    tiny.wait_ready()
+    assert tiny.metric("coordinator", READ) == read
+    assert tiny.generate(requests) == want
+
+
+def test_a_killed_coordinators_successor_adopts_the_pool_while_serving_goes_on(tiny: Served) -> None:
+    """Nothing is read again, and the node's memory never holds the pool twice."""
+    lives, pool_bytes, pools = tiny.lives(), tiny.metric("coordinator", POOL), find_pools()
+    worker, coordinator = (tiny.pod(component)["metadata"]["name"] for component in ("worker", "coordinator"))
+    requests, done, most = draw_requests(12, seed=2), threading.Event(), [len(pools)]
+    want = tiny.generate(requests)
+
+    def count_pools() -> None:
+        while not done.wait(0.2):
+            most.append(len(find_pools()))
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        counting = threads.submit(count_pools)
+        tiny.target.kube.run("delete", "pod", coordinator, "--grace-period=0", "--force")
+        while not tiny.pods("coordinator") or tiny.condition("CoordinatorsReady")["status"] != "True":
+            assert tiny.generate(requests) == want
+        time_until("the lease", lambda: tiny.metric("coordinator", "elasticmoe_host_pool_leases") == 1, 60)
+        done.set()
+        counting.result()
+    assert tiny.metric("coordinator", READ) == 0
+    assert tiny.metric("coordinator", "elasticmoe_host_pools_adopted_total") == 1
+    assert tiny.metric("coordinator", POOL) == pool_bytes
+    assert find_pools() == pools
+    assert max(most) == len(pools)
+    assert tiny.lives()[worker] == lives[worker]
+    assert tiny.generate(requests) == want
+
+
+@pytest.mark.parametrize(
+    ("patch", "field", "reason"),
+    [
+        ({"engineArgs": ["--port=1"]}, "spec.engineArgs.0", "--port is set by the operator"),
+        ({"model": {"uri": "hf://somebody/some-model"}}, "spec.model.uri", "the coordinator reads a folder"),
+        ({"podTemplate": {"containers": []}}, "spec.podTemplate.containers", "metadata and spec only"),
+    ],
+)
+def test_an_invalid_spec_is_told_and_what_serves_goes_on(tiny: Served, patch: Object, field: str, reason: str) -> None:
+    """ConfigValid=False says which field and why; the pods of the last good spec stay."""
+    lives, before = tiny.lives(), tiny.resource()["spec"]
+    requests = draw_requests(4, seed=3)
+    want = tiny.generate(requests)
+    try:
+        tiny.patch(json.dumps({"spec": patch}))
+        condition = tiny.wait_condition("ConfigValid", "False")
+        assert condition["reason"] == "InvalidSpec"
+        assert field in condition["message"]
+        assert reason in condition["message"]
+        assert tiny.condition("Ready")["status"] == "True"
+        assert tiny.generate(requests) == want
+    finally:
+        restored = {key: before.get(key) for key in patch}
+        tiny.patch(json.dumps({"spec": restored}))
+    tiny.wait_condition("ConfigValid", "True")
+    assert tiny.lives() == lives
+
+
+@pytest.mark.parametrize(
+    ("patch", "message"),
+    [
+        ({"termination": {"gracePeriodSeconds": 10}}, "gracePeriodSeconds must be at least"),
+        ({"model": {"uri": "s3://bucket"}}, "should match"),
+        ({"replicas": -1}, "should be greater than or equal to 0"),
+        ({"memroy": {}}, 'unknown field "spec.memroy"'),
+    ],
+)
+def test_what_the_schema_can_tell_is_refused_at_once(tiny: Served, patch: Object, message: str) -> None:
+    """By the API server, to whoever applies it."""
+    resource = example("refused", **patch)
+    with pytest.raises(Exception, match=message.replace("(", r"\(")):
+        tiny.target.kube.run("apply", "-f", "-", stdin=json.dumps(resource))
+
+
+def test_a_node_too_small_for_the_pool_is_named(operator: Target) -> None:
+    """With what is needed and what there is; nothing runs meanwhile, and a size that fits heals it."""
+    memory = {"hostPool": {"size": "10Ti"}}
+    operator.kube.apply(example("huge", memory=memory))
+    served = Served(operator, "huge")
+    try:
+        condition = served.wait_condition("HostMemoryFit", "False")
+        assert condition["reason"] == "InsufficientMemory"
+        assert f"node1: need {10 * 1024**2 + 1024}Mi" in condition["message"]
+        assert "allocatable" in condition["message"]
+        assert served.condition("Ready")["status"] == "False"
+        assert all(not pod["spec"].get("nodeName") for pod in served.pods("worker"))
+    finally:
+        operator.kube.run("delete", "emoe", "huge")
+    wait_gone(operator.kube, "huge", print)
+
+
+def test_a_deleted_resource_leaves_nothing(tiny: Served, record_property: Record) -> None:
+    """No object with our label, no socket, no process and no pool, within a minute; its neighbour serves on."""
+    kube, lives, pools = tiny.target.kube, tiny.lives(), find_pools()
+    kube.apply(example("leaving"))
+    leaving = Served(tiny.target, "leaving")
+    leaving.wait_ready()
+    assert len(find_pools()) == len(pools) + 1
+    assert find_on_node("default", "leaving")
+    kube.run("delete", "emoe", "leaving", "--wait=false")
+    seconds = time_until(
+        "nothing to be left",
+        lambda: not list_children(kube, "leaving") and not find_on_node("default", "leaving") and find_pools() == pools,
+        60,
+    )
+    record_property("seconds", round(seconds, 1))
+    assert kube.get("emoe", "leaving") is None
+    assert tiny.lives() == lives

@@ -1,8 +1,9 @@
 """Times `make demo` from nothing and again, and the longest silence between two of its lines.
 
-From nothing means: a fresh clone of the commit at hand, an empty cache folder, and no cache of pip, uv or Go; Debian's packages stay as they are,
-and the result says which of those the demo needs were there. Again means: after `make down`, with that cache folder.
-Ends with `make purge` in it. Takes about half an hour and 25 GB of disk; needs root, as `make demo` does.
+From nothing means: a fresh clone of the commit at hand, an empty cache folder, and no cache of pip, uv or Go; Debian's
+packages stay as they are, and the result says which of those that the demo needs were there. Again means: after `make
+down`, with that cache folder. Ends with `make purge` in it. Takes about half an hour and 25 GB of disk; needs root, as
+`make demo` does.
 """
 
 import argparse

@@ -31,6 +31,7 @@ def make_snapshot(state: np.ndarray, *, loading_depth: int = 2, **changes: Any) 
         "buffer_depth": np.array([slotted[n::loading_depth].max() for n in range(min(loading_depth, num_layers))]),
         "probability": probability,
         "ranking": order,
+        "rank": np.argsort(order, axis=1).astype(np.int32),
         "coldness": np.take_along_axis(probability, order, axis=1).mean(axis=0)[::-1],
         "fit": StepFit(),
         "top_k": 1,

@@ -26,6 +26,7 @@ class ExpertLoad:
         self._half_life_tokens = half_life_tokens
         self._probability: np.ndarray | None = None
         self._ranking: np.ndarray | None = None
+        self._rank: np.ndarray | None = None
         self._coldness: np.ndarray | None = None
 
     def seed(self, profile: np.ndarray) -> None:
@@ -56,6 +57,14 @@ class ExpertLoad:
         return self._ranking
 
     @property
+    def rank(self) -> np.ndarray:
+        """Return each expert's place in its layer's ranking, int32: 0 is the hottest."""
+        if self._rank is None:
+            self._rank = np.empty(self.ranking.shape, dtype=np.int32)
+            np.put_along_axis(self._rank, self.ranking, np.arange(self.ranking.shape[1], dtype=np.int32)[None], axis=1)
+        return self._rank
+
+    @property
     def coldness(self) -> np.ndarray:
         """Return [experts]: the chance of a layer's i-th coldest expert to be one of a token's, mean of the layers."""
         if self._coldness is None:
@@ -65,7 +74,7 @@ class ExpertLoad:
 
     def _set(self, counts: np.ndarray) -> None:
         self._counts = counts
-        self._probability = self._ranking = self._coldness = None
+        self._probability = self._ranking = self._rank = self._coldness = None
 
 
 def read_profile(path: Path, num_layers: int, num_experts: int) -> np.ndarray:

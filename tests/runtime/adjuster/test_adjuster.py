@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from elasticmoe.runtime.adjuster.adjuster import IDLE, Adjuster, Demand, start_table
-from elasticmoe.runtime.contract.config import PolicyName, RuntimeConfig
+from elasticmoe.runtime.contract.config import AdjusterConfig, PolicyName, RuntimeConfig
 from elasticmoe.runtime.contract.names import ARENA_OWNERS
 from elasticmoe.runtime.expert_load import ExpertLoad
 from elasticmoe.runtime.pages.placement import Geometry
@@ -31,11 +31,12 @@ class Fixture:
         loading_depth: int = 2,
         limit: int | None = None,
         policy: PolicyName = "threshold",
+        bytes_per_step: int = 10**6,
     ) -> None:
         """Start with so many huge pages beside huge page 0, where one request needs one block."""
         num_blocks = (1 + num_huge) * tiers.blocks_per_huge
         self.geometry = Geometry(tiers, num_blocks, num_layers, num_experts, loading_depth, request_blocks=1)
-        self.config = RuntimeConfig(policy=policy)
+        self.config = RuntimeConfig(policy=policy, adjuster=AdjusterConfig(bytes_per_step=bytes_per_step))
         self.port = FakeBlockPort(num_blocks)
         load = ExpertLoad(num_layers, num_experts, half_life_tokens=1000, top_k=2)
         self.adjuster = Adjuster(self.geometry, self.config, load, self.port, limit)
@@ -230,6 +231,53 @@ def test_waiting_requests_keep_their_room() -> None:
     assert f.adjuster.counts.loaded == 0
     f.step()
     assert f.adjuster.counts.loaded > 0
+
+
+# Swaps
+
+
+@pytest.mark.parametrize("policy", ["threshold", "fixed", "goodput"])
+def test_in_balance_the_hotter_experts_take_the_places_of_the_colder_ones(policy: PolicyName) -> None:
+    """With two of eight experts of each layer away, whoever is hottest ends up resident, page for page."""
+    f = Fixture(91, policy=policy, limit=2)
+    assert f.table.num_slotted().tolist() == [2] * 4
+    free = f.table.pool.num_free_pages
+    f.adjuster.load.add(np.tile([0, 0, 50, 50, 50, 50, 50, 50], (4, 1)))
+    for _ in range(6):
+        f.step(replace(IDLE, num_running=1))
+    assert (f.table.state[:, :2] == 0).all()
+    assert (f.table.state[:, 2:] == 2).all()
+    assert f.adjuster.counts.swapped == 8
+    assert f.table.pool.num_free_pages == free
+    assert not f.adjuster.wants_step()
+
+
+@pytest.mark.parametrize(("experts_a_step", "steps"), [(0, 0), (1, 8), (3, 4), (100, 2)])
+def test_swaps_keep_to_their_bytes_a_step(experts_a_step: int, steps: int) -> None:
+    """Eight swaps at so many experts' bytes a step, one a layer at most; 0 bytes swap nothing."""
+    f = Fixture(91, limit=2, bytes_per_step=experts_a_step * 192)
+    f.adjuster.load.add(np.tile([0, 0, 50, 50, 50, 50, 50, 50], (4, 1)))
+    swapped = []
+    while f.adjuster.wants_step():
+        before = f.adjuster.counts.swapped
+        f.step()
+        swapped.append(f.adjuster.counts.swapped - before)
+    assert len([num for num in swapped if num]) == steps
+    assert sum(swapped) == (8 if experts_a_step else 0)
+    assert max(swapped, default=0) <= max(experts_a_step, 0)
+
+
+def test_a_swap_evicts_and_loads_in_one_step() -> None:
+    """Both changes travel with the same delta; the one that comes is resident from the next step on."""
+    f = Fixture(91, limit=2, bytes_per_step=192)
+    f.adjuster.load.add(np.tile([0, 50, 50, 50, 50, 50, 50, 60], (4, 1)))
+    f.adjuster.begin_step()
+    f.adjuster.adjust(IDLE)
+    delta = f.adjuster.drain()
+    assert [load.key for load in delta.loads] == [ExpertKey(0, 7)]
+    assert ExpertKey(0, 0) in [entry.key for entry in delta.entries if not entry.is_resident]
+    f.adjuster.begin_step()
+    assert ExpertKey(0, 7) in [entry.key for entry in f.adjuster.drain().entries if entry.is_resident]
 
 
 # The limit

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from elasticmoe.runtime.adjuster.adjuster import IDLE, Adjuster, Demand, start_table
-from elasticmoe.runtime.contract.config import PolicyName, RuntimeConfig
+from elasticmoe.runtime.adjuster.sample import StepSample
+from elasticmoe.runtime.contract.config import AdjusterConfig, PolicyName, RuntimeConfig
 from elasticmoe.runtime.expert_load import ExpertLoad
 from elasticmoe.runtime.pages.changes import Pages
 from elasticmoe.runtime.pages.placement import Geometry
@@ -23,6 +24,8 @@ from tests.fakes.mirror_worker import MirrorWorker
 from tests.fakes.tier_shapes import TIER_SHAPES
 
 PATIENT_STEPS = 100_000
+POLICY_NAMES: tuple[PolicyName, ...] = ("threshold", "threshold", "fixed", "goodput")
+MOST_EXPERT_BYTES = 3 * max(tiers.expert_bytes for tiers in TIER_SHAPES)
 HALF_LIFE_TOKENS = 100
 TOP_K = 2
 
@@ -33,24 +36,37 @@ def smallest_arena(tiers: Tiers, num_layers: int, num_experts: int, depth: int, 
     return max(1 + request_blocks, tiers.blocks_per_huge) + least * tiers.blocks_per_huge
 
 
+def make_config(policy: PolicyName, swaps_per_step: int, swap_margin: float) -> RuntimeConfig:
+    """Return the configuration of a policy that may swap so many experts a step, of the largest pages tried here."""
+    adjuster = AdjusterConfig(bytes_per_step=swaps_per_step * MOST_EXPERT_BYTES, swap_margin=swap_margin)
+    return RuntimeConfig(policy=policy, adjuster=adjuster)
+
+
 class AdjusterMachine(RuleBasedStateMachine):
     """Any order of requests, routing, limits and steps keeps every byte where its reader looks for it."""
 
     @initialize(
         tiers=st.sampled_from(TIER_SHAPES),
-        sizes=st.tuples(st.integers(1, 5), st.integers(2, 6), st.integers(1, 3), st.integers(1, 8)),
-        spare=st.integers(0, 80),
-        policy=st.sampled_from(("threshold", "threshold", "threshold", "fixed")),
-        limit=st.integers(0, 6) | st.none(),
+        sizes=st.tuples(st.integers(1, 6), st.integers(2, 8), st.integers(1, 3), st.integers(1, 8)),
+        spare=st.integers(0, 100),
+        config=st.builds(make_config, st.sampled_from(POLICY_NAMES), st.integers(0, 3), st.sampled_from((0.0, 0.5))),
+        limit=st.none() | st.integers(0, 8),
+        slow_bus=st.none() | st.booleans(),
     )
-    def start(
-        self, tiers: Tiers, sizes: tuple[int, int, int, int], spare: int, policy: PolicyName, limit: int | None
+    def start(  # noqa: PLR0913, PLR0917 -- what a run may start from
+        self,
+        tiers: Tiers,
+        sizes: tuple[int, int, int, int],
+        spare: int,
+        config: RuntimeConfig,
+        limit: int | None,
+        slow_bus: bool | None,  # noqa: FBT001 -- hypothesis passes it by name
     ) -> None:
-        """Start the scheduler's side and the worker's, each by itself from the same arguments."""
+        """Start the scheduler's side and the worker's, each by itself from the same arguments; the bus may be known."""
         num_blocks = smallest_arena(tiers, *sizes) + spare
         self.tiers = tiers
         self.geometry = Geometry(tiers, num_blocks, *sizes)
-        self.config = RuntimeConfig(policy=policy)
+        self.config = config
         self.port = FakeBlockPort(num_blocks)
         load = ExpertLoad(self.geometry.num_layers, self.geometry.num_experts, HALF_LIFE_TOKENS, TOP_K)
         self.adjuster = Adjuster(self.geometry, self.config, load, self.port, limit)
@@ -60,6 +76,8 @@ class AdjusterMachine(RuleBasedStateMachine):
         self.written: set[BlockId] = set()
         self.worker = self.start_worker()
         self.check_worker()
+        if slow_bus is not None:
+            self.measure(steps=16, times=(1.0 if slow_bus else 1e-6, 1.0), missed=16, new=4)
 
     def start_worker(self) -> MirrorWorker:
         """Return a worker that places its experts by itself."""
@@ -71,14 +89,30 @@ class AdjusterMachine(RuleBasedStateMachine):
 
     # Requests
 
-    @rule(num=st.integers(1, 12), near=st.integers(0, 200) | st.none())
-    def grow(self, num: int, near: int | None) -> None:
+    @rule(
+        num=st.integers(1, 12),
+        near=st.integers(0, 200) | st.none(),
+        running=st.integers(0, 3),
+        lost_tokens=st.sampled_from((0, 100)),
+    )
+    def grow(self, num: int, near: int | None, running: int, lost_tokens: int) -> None:
         """A request takes blocks; short of them, experts are evicted, or nothing changes and it goes without."""
         self.begin()
-        if num > len(self.port.free) and not self.rescue(num - len(self.port.free)):
+        if num > len(self.port.free) and not self.rescue(num - len(self.port.free), running, lost_tokens):
             return
-        huge = None if near is None else self.tiers.huge_of_block(BlockId(near % self.geometry.num_blocks))
-        picked = self.pool.pick_plain(num, huge)
+        self.take(num, None if near is None else self.tiers.huge_of_block(BlockId(near % self.geometry.num_blocks)))
+
+    @rule(left=st.integers(0, 6), num=st.integers(1, 8), running=st.integers(0, 3))
+    def press(self, left: int, num: int, running: int) -> None:
+        """Requests take all blocks but a few, and one more wants more than that."""
+        self.begin()
+        self.take(max(0, len(self.port.free) - left), None)
+        if num > len(self.port.free) and self.rescue(num - len(self.port.free), running, 0):
+            self.take(num, None)
+
+    def take(self, num: int, near: HugeId | None) -> None:
+        """Take free blocks for requests, cached ones last."""
+        picked = self.pool.pick_plain(num, near)
         for block in [*picked, *sorted(self.port.cached)[: num - len(picked)]]:
             self.pool.use_block(block)
             self.port.use(block)
@@ -108,18 +142,44 @@ class AdjusterMachine(RuleBasedStateMachine):
 
     # What the adjuster is told
 
-    @rule(limit=st.integers(0, 7) | st.none())
+    @rule(limit=st.none() | st.integers(0, 8))
     def set_limit(self, limit: int | None) -> None:
         """The limit goes up or down."""
         self.adjuster.requested_limit = limit
 
-    @rule(data=st.data(), tokens=st.integers(0, 300))
-    def route(self, data: st.DataObject, tokens: int) -> None:
-        """Tokens favour some experts."""
+    @rule(seed=st.integers(0, 1000), tokens=st.integers(0, 300))
+    def route(self, seed: int, tokens: int) -> None:
+        """Tokens favour some experts, others each time."""
+        self.draw(np.random.default_rng(seed), tokens)
+
+    def draw(self, random: np.random.Generator, tokens: int) -> None:
+        """Route tokens."""
         shape = (self.geometry.num_layers, self.geometry.num_experts)
-        seed = data.draw(st.integers(0, 1000))
-        counts = np.random.default_rng(seed).multinomial(TOP_K * tokens, [1 / shape[1]] * shape[1], size=shape[0])
-        self.adjuster.load.add(counts)
+        self.adjuster.load.add(random.multinomial(TOP_K * tokens, random.dirichlet(np.ones(shape[1]), size=shape[0])))
+
+    @rule(
+        steps=st.integers(0, 16),
+        times=st.tuples(*[st.floats(0, 1)] * 2),
+        missed=st.integers(0, 50),
+        new=st.integers(0, 9),
+    )
+    def measure(self, steps: int, times: tuple[float, float], missed: int, new: int) -> None:
+        """The engine measures steps, whose clocks may say anything."""
+        sample = StepSample(
+            num_steps=steps,
+            duration_s=sum(times),
+            num_tokens=3 * steps * new,
+            num_requests=steps * new,
+            num_prompt_steps=steps // 2,
+            num_prompt_tokens=steps // 2 * new,
+            num_new_tokens=new,
+            num_missed=missed,
+            exposed_s=times[0],
+            copied_bytes=missed * self.adjuster.expert_bytes,
+            copy_s=times[0],
+            num_preempted=0,
+        )
+        self.adjuster.learn(sample)
 
     # Steps
 
@@ -127,6 +187,20 @@ class AdjusterMachine(RuleBasedStateMachine):
     def adjust_twice(self, waiting: int, running: int) -> None:
         """An adjustment that no step follows is odd but harmless: its loads are under way when requests grow."""
         self.adjust(Demand(waiting, running, waiting))
+
+    @rule(seed=st.integers(0, 10_000), num_steps=st.integers(1, 6))
+    def serve(self, seed: int, num_steps: int) -> None:
+        """A busy engine takes steps: requests end, tokens are routed, and others want more blocks than there are."""
+        random = np.random.default_rng(seed)
+        for _ in range(num_steps):
+            for block in sorted(self.port.used):
+                if random.random() < 0.2:
+                    self.pool.free_block(block, is_cached=False)
+                    self.port.let_go(block, is_cached=False)
+            self.draw(random, tokens=50)
+            self.press(int(random.integers(0, 24)), int(random.integers(1, 26)), int(random.integers(0, 4)))
+            self.adjust(Demand(0, 1, 0))
+            self.ship()
 
     @rule(waiting=st.integers(0, 20), running=st.integers(0, 1))
     def step(self, waiting: int, running: int) -> None:
@@ -154,11 +228,13 @@ class AdjusterMachine(RuleBasedStateMachine):
             self.adjuster.begin_step()
 
     def adjust(self, demand: Demand) -> None:
-        """Adjust; whatever the policy, an expert leaves only a layer that stays within the limit."""
+        """Adjust; an expert leaves only a layer that stays within the limit, or for one that is on its way."""
         self.begin()
-        before = (self.table.state == RESIDENT).sum(axis=1)
+        before, swapped = self.resident_or_coming(), self.adjuster.counts.swapped
         self.adjuster.adjust(demand)
         self.check_limit(before)
+        budget = self.config.adjuster.bytes_per_step // self.adjuster.expert_bytes
+        assert self.adjuster.counts.swapped - swapped <= budget
 
     def ship(self) -> None:
         """Send the delta and run the forward."""
@@ -168,19 +244,20 @@ class AdjusterMachine(RuleBasedStateMachine):
         self.check_worker()
         self.has_begun = False
 
-    def rescue(self, short: int) -> bool:
+    def rescue(self, short: int, running: int, lost_tokens: int) -> bool:
         """Evict for KV: so many more blocks are free and no prefix was lost, or nothing changed and nothing could."""
-        before = (self.state_of_all(), (self.table.state == RESIDENT).sum(axis=1), len(self.port.free))
+        before = (self.state_of_all(), self.resident_or_coming(), len(self.port.free))
         could = self.most_blocks_to_rescue() >= short
         self.port.forget()
-        is_rescued = self.adjuster.rescue(short)
+        is_rescued = self.adjuster.rescue(short, Demand(3, running, 2), lost_tokens)
         assert not self.port.lost, "an eviction for KV cost KV a prefix"
         self.check_limit(before[1])
         if is_rescued:
             assert len(self.port.free) >= before[2] + short
         else:
             assert self.state_of_all() == before[0]
-            assert not could or self.config.policy == "fixed"
+            may_refuse = self.config.policy == "fixed" or (self.config.policy == "goodput" and running > 1)
+            assert may_refuse or not could
         return is_rescued
 
     # The naive model's arithmetic
@@ -227,11 +304,15 @@ class AdjusterMachine(RuleBasedStateMachine):
         """Return the pages that loads write into."""
         return [self.table._pages[key] for key in self.table._loading]  # no public way to the reserved pages
 
-    def check_limit(self, resident_before: np.ndarray) -> None:
+    def resident_or_coming(self) -> np.ndarray:
+        """Return [layers]: the experts of each layer that have pages of their own."""
+        return np.asarray((self.table.state != OFFLOADED).sum(axis=1))
+
+    def check_limit(self, before: np.ndarray) -> None:
         """Raise AssertionError if a layer lost an expert beyond the limit."""
-        resident = (self.table.state == RESIDENT).sum(axis=1)
-        beyond = self.geometry.num_experts - resident > self.adjuster.limit
-        assert not (beyond & (resident < resident_before)).any(), "a layer at the limit lost an expert"
+        now = self.resident_or_coming()
+        beyond = self.geometry.num_experts - now > self.adjuster.limit
+        assert not (beyond & (now < before)).any(), "a layer at the limit lost an expert"
 
     def check_worker(self) -> None:
         """Raise AssertionError unless the worker's table is the scheduler's and everyone reads what is theirs."""

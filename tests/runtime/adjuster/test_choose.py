@@ -1,12 +1,15 @@
 """Which experts go and which come."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticmoe.runtime.adjuster.choose import choose_evictions, choose_loads
+from elasticmoe.runtime.adjuster.choose import choose_evictions, choose_loads, choose_swaps
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
+from elasticmoe.runtime.pages.changes import Swap
 from elasticmoe.runtime.pages.table import LOADING, OFFLOADED, RESIDENT
 from elasticmoe.runtime.units import ExpertKey
 from tests.fakes.snapshots import make_snapshot, offloaded_tail
@@ -124,6 +127,105 @@ def test_all_that_is_offloaded_and_no_more() -> None:
     state = np.array([[OFFLOADED, LOADING, RESIDENT]], dtype=np.int8)
     assert choose_loads(make_snapshot(state), 9) == (ExpertKey(0, 0),)
     assert choose_loads(make_snapshot(np.full((2, 2), RESIDENT, dtype=np.int8)), 9) == ()
+
+
+def test_of_equals_at_the_cut_the_lower_id_comes() -> None:
+    """Where more experts tie than may come, ids decide, then layers, as they would with all sorted."""
+    snap = make_snapshot(np.zeros((3, 4), dtype=np.int8), probability=np.full((3, 4), 0.25))
+    assert choose_loads(snap, 4) == (ExpertKey(0, 0), ExpertKey(1, 0), ExpertKey(2, 0), ExpertKey(0, 1))
+
+
+@given(data=st.data(), num=st.integers(1, 12), limit=st.integers(0, 4))
+def test_loads_are_what_taking_one_nominee_after_another_gives(data: st.DataObject, num: int, limit: int) -> None:
+    """Each time the layers above the limit nominate, if there are any, and the hottest of the nominees is taken."""
+    cells = st.lists(st.sampled_from([OFFLOADED, OFFLOADED, LOADING, RESIDENT]), min_size=4, max_size=4)
+    state = np.array(data.draw(st.lists(cells, min_size=1, max_size=4)), dtype=np.int8)
+    shares = st.lists(st.sampled_from([0.1, 0.2, 0.3]), min_size=state.size, max_size=state.size)
+    probability = np.array(data.draw(shares)).reshape(state.shape)
+    ranking = np.argsort(-probability, axis=1, kind="stable")
+    snap = make_snapshot(state, limit=limit, probability=probability, ranking=ranking)
+    left = state.copy()
+    expected: list[ExpertKey] = []
+    while len(expected) < num and (left == OFFLOADED).any():
+        above = (left == OFFLOADED).sum(axis=1) > limit
+        layers = np.flatnonzero(above if above.any() else (left == OFFLOADED).any(axis=1)).tolist()
+        nominees = [ExpertKey(n, next(e for e in ranking[n].tolist() if left[n, e] == OFFLOADED)) for n in layers]
+        expected.append(min(nominees, key=lambda key: (-probability[key], key.expert, key.layer)))
+        left[expected[-1]] = LOADING
+    assert choose_loads(snap, num) == tuple(expected)
+
+
+# Swaps: experts 0 and 1 of four are resident, 2 and 3 are not; layer 0 if not said otherwise
+
+HALF = np.array([[RESIDENT, RESIDENT, OFFLOADED, OFFLOADED]] * 2, dtype=np.int8)
+
+
+def swaps_at(probability: list[list[float]], *, margin: float = 0.5, num: int = 9, **changes: Any) -> tuple[Swap, ...]:  # noqa: ANN401 -- any field
+    """Return the swaps of a model that is half resident, by these shares."""
+    shares = np.array(probability)
+    fields: dict[str, Any] = {
+        "probability": shares,
+        "ranking": np.argsort(-shares, axis=1, kind="stable"),
+        "loading_depth": 1,
+    }
+    return choose_swaps(make_snapshot(HALF[: len(shares)], **(fields | changes)), num, margin)
+
+
+def test_a_hotter_offloaded_expert_takes_the_place_of_a_colder_resident_one() -> None:
+    """The hottest of those away against the coldest of those here, within a layer."""
+    assert swaps_at([[0.3, 0.1, 0.2, 0.4]]) == (Swap(ExpertKey(0, 1), ExpertKey(0, 3)),)
+
+
+@pytest.mark.parametrize(("hotter", "num"), [(0.237, 0), (0.238, 1)])
+def test_hotter_means_hotter_by_the_margin(hotter: float, num: int) -> None:
+    """With a margin of a half, 0.15 (and a tenth of the mean on both sides) is outdone by 0.238, not by 0.237."""
+    assert len(swaps_at([[0.4, 0.15, 0.1, hotter]])) == num
+
+
+def test_a_few_tokens_for_an_expert_nobody_needs_swap_nothing() -> None:
+    """An expert without tokens is infinitely colder than one with a few, yet both hardly matter."""
+    assert swaps_at([[0.99, 0.0, 0.0, 0.01]]) == ()
+
+
+def test_where_everyone_is_as_hot_nobody_moves() -> None:
+    """Flat routing swaps nothing even without a margin."""
+    assert swaps_at([[0.25] * 4] * 2, margin=0) == ()
+
+
+def test_swaps_that_gain_most_come_first_and_the_budget_ends_them() -> None:
+    """Layer 1 gains 0.5, layer 0 only 0.3."""
+    shares = [[0.3, 0.1, 0.2, 0.4], [0.2, 0.1, 0.6, 0.1]]
+    assert [swap.leaving.layer for swap in swaps_at(shares)] == [1, 0]
+    assert swaps_at(shares, num=1) == (Swap(ExpertKey(1, 1), ExpertKey(1, 2)),)
+    assert swaps_at(shares, num=0) == ()
+
+
+def test_a_swap_for_which_no_slot_is_free_waits() -> None:
+    """Until it lands both experts are away: on the buffer's last slot that takes 3 pages; a deeper buffer has room."""
+    shares = [[0.3, 0.1, 0.2, 0.4]]
+    assert swaps_at(shares, free_pages=2) == ()
+    assert swaps_at(shares, free_pages=3)
+    assert swaps_at(shares, free_pages=0, buffer_depth=np.array([3]))
+
+
+def test_layers_of_one_buffer_share_the_slot_that_deepens_it() -> None:
+    """Both layers swap for the 3 pages of one slot; on buffers of their own only one of them can."""
+    shares = [[0.3, 0.1, 0.2, 0.4]] * 2
+    assert len(swaps_at(shares, free_pages=3)) == 2
+    assert len(swaps_at(shares, free_pages=3, loading_depth=2)) == 1
+
+
+def test_a_layer_above_the_limit_swaps_nothing() -> None:
+    """It only loads; at the limit it may swap."""
+    shares = [[0.3, 0.1, 0.2, 0.4]]
+    assert swaps_at(shares, limit=1) == ()
+    assert swaps_at(shares, limit=2)
+
+
+def test_a_layer_that_is_all_here_or_all_away_swaps_nothing() -> None:
+    """There is nobody to go, or nobody to come."""
+    for state in (RESIDENT, LOADING, OFFLOADED):
+        assert choose_swaps(make_snapshot(np.full((2, 4), state, dtype=np.int8), free_pages=99), 9, 0.0) == ()
 
 
 def net_pages(snap: Snapshot, evictions: tuple[ExpertKey, ...], loading_depth: int) -> int:

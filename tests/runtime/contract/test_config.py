@@ -55,7 +55,10 @@ def test_every_key_is_read() -> None:
     [
         (
             {"policcy": "fixed"},
-            "unknown key elasticmoe.policcy; known ones here are adjuster, arena_bytes, fetch, loading_depth, policy, slo",
+            (
+                "unknown key elasticmoe.policcy; known ones here are "
+                "adjuster, arena_bytes, fetch, loading_depth, policy, slo"
+            ),
         ),
         (
             {"slo": {"tpot": 1}},

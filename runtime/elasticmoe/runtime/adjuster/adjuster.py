@@ -5,9 +5,11 @@ memory or vLLM.
 """
 
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
+from elasticmoe.runtime.adjuster.choose import choose_swaps
 from elasticmoe.runtime.adjuster.policy import POLICIES
 from elasticmoe.runtime.adjuster.sample import StepSample
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
@@ -27,6 +29,7 @@ class AdjusterCounts:
 
     evicted: int = 0
     loaded: int = 0
+    swapped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +121,12 @@ class Adjuster:
         return True
 
     def adjust(self, demand: Demand) -> None:
-        """Let the policy evict as a precaution, or load, once the step is scheduled."""
-        self._apply(self._plan(self.snapshot(demand)))
+        """Let the policy evict as a precaution, or load, once the step is scheduled; where it does neither, swap."""
+        self._apply(self._plan_or_swap(self.snapshot(demand)))
 
     def wants_step(self) -> bool:
         """Return whether an idle engine has something left to load or land."""
-        return self.table.is_loading or bool(self._plan(self.snapshot(IDLE)))
+        return self.table.is_loading or bool(self._plan_or_swap(self.snapshot(IDLE)))
 
     def drain(self) -> PageDelta:
         """Return what the workers must apply before this step's forward."""
@@ -151,6 +154,7 @@ class Adjuster:
             buffer_depth=self.table.buffer_depth(),
             probability=self.load.probability,
             ranking=self.load.ranking,
+            rank=self.load.rank,
             coldness=self.load.coldness,
             fit=self.model.fit,
             top_k=self.load.top_k,
@@ -179,11 +183,20 @@ class Adjuster:
     def _plan(self, snap: Snapshot) -> Plan:
         return POLICIES[self.config.policy](snap, self.config)
 
+    def _plan_or_swap(self, snap: Snapshot) -> Plan:
+        """Return the policy's plan, or the swaps that the byte budget allows where it has none."""
+        plan, config = self._plan(snap), self.config.adjuster
+        if plan:
+            return plan
+        swaps = choose_swaps(snap, config.bytes_per_step // self.expert_bytes, config.swap_margin)
+        return Plan(swap=swaps, reason=f"hotter by more than {config.swap_margin:.0%}") if swaps else plan
+
     def _apply(self, plan: Plan) -> None:
-        for key in plan.evict:
+        for key in chain(plan.evict, (swap.leaving for swap in plan.swap)):
             self.table.evict(key)
-        for key in plan.load:
+        for key in chain(plan.load, (swap.coming for swap in plan.swap)):
             self.table.load(key)
+        self.counts.swapped += len(plan.swap)
         self.counts.evicted += len(plan.evict)
         self.counts.loaded += len(plan.load)
         if plan:

@@ -1,15 +1,20 @@
 """Which experts go and which come: layers nominate, the coldest (hottest) nominee over all layers is taken.
 
-Amounts are net of loading buffers: an eviction that deepens its layer's buffer frees nothing by itself.
+Amounts are net of loading buffers: an eviction that deepens its layer's buffer frees nothing by itself. One numpy pass
+finds all layers' nominees; Python touches only experts that are taken.
 """
 
 import heapq
-from collections.abc import Iterator
 
 import numpy as np
 
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
+from elasticmoe.runtime.pages.changes import Swap
+from elasticmoe.runtime.pages.table import OFFLOADED
 from elasticmoe.runtime.units import MATRICES, ExpertKey
+
+SMOOTHING = 0.1
+"""Added to both sides of a swap's comparison, as a share of a layer's mean expert: keeps rare tokens from deciding."""
 
 
 class _Nominees:
@@ -17,29 +22,34 @@ class _Nominees:
 
     def __init__(self, snap: Snapshot) -> None:
         self._snap = snap
-        self._coldest: dict[int, Iterator[int]] = {}
+        self._cold = snap.resident_rank()
         self._slotted = snap.num_slotted.tolist()
         self._depth = snap.buffer_depth.tolist()
         self._waiting: list[list[tuple[float, int, int]]] = [[] for _ in self._depth]
         """Nominees that would deepen their buffer, by buffer."""
         self._ready: list[tuple[float, int, int]] = []
         """Nominees that free pages at once: (probability, -expert, layer), a heap."""
-        for layer in range(snap.num_layers):
-            self._coldest[layer] = iter(snap.coldest(layer))
-            self._nominate(layer)
+        experts = self._cold.argmax(axis=1)
+        rows = np.arange(snap.num_layers)
+        may_go = (snap.num_slotted < snap.limit) & (self._cold[rows, experts] >= 0)
+        probability = snap.probability[rows, experts].tolist()
+        for layer in np.flatnonzero(may_go).tolist():
+            self._enter((probability[layer], -int(experts[layer]), layer))
 
-    def _nominate(self, layer: int) -> None:
-        if self._slotted[layer] >= self._snap.limit:
-            return
-        expert = next(self._coldest[layer], None)
-        if expert is None:
-            return
-        nominee = (float(self._snap.probability[layer, expert]), -expert, layer)
+    def _enter(self, nominee: tuple[float, int, int]) -> None:
+        layer = nominee[2]
         buffer = layer % len(self._depth)
         if self._slotted[layer] < self._depth[buffer]:
             heapq.heappush(self._ready, nominee)
         else:
             self._waiting[buffer].append(nominee)
+
+    def _renominate(self, layer: int) -> None:
+        if self._slotted[layer] >= self._snap.limit:
+            return
+        expert = int(self._cold[layer].argmax())
+        if self._cold[layer, expert] >= 0:
+            self._enter((float(self._snap.probability[layer, expert]), -expert, layer))
 
     def _deepen(self) -> bool:
         """Add a slot to the buffer with the most layers to gain from it; False when none gains."""
@@ -61,7 +71,8 @@ class _Nominees:
             cost = MATRICES
         _, negative, layer = heapq.heappop(self._ready)
         self._slotted[layer] += 1
-        self._nominate(layer)
+        self._cold[layer, -negative] = -1
+        self._renominate(layer)
         return ExpertKey(layer, -negative), cost
 
 
@@ -83,21 +94,59 @@ def choose_loads(snap: Snapshot, num: int) -> tuple[ExpertKey, ...]:
     """Return up to `num` offloaded experts, hottest first over all layers; layers above the limit come first."""
     if num <= 0:
         return ()
-    excess = (snap.num_offloaded - snap.limit).tolist()
-    hottest = {layer: iter(snap.hottest(layer)) for layer in np.flatnonzero(snap.num_offloaded).tolist()}
-    heap: list[tuple[bool, float, int, int]] = []
+    is_offloaded = snap.state == OFFLOADED
+    excess = snap.num_offloaded - snap.limit
+    first: tuple[ExpertKey, ...] = ()
+    if (excess > 0).any():
+        order = np.take_along_axis(is_offloaded, snap.ranking, axis=1).cumsum(axis=1)
+        nth = np.take_along_axis(
+            order, snap.rank, axis=1
+        )  # the how-many-th of its layer's offloaded experts each one is
+        is_beyond = is_offloaded & (nth <= excess[:, None])
+        first = _hottest(snap, is_beyond, num)
+        is_offloaded &= ~is_beyond
+    return first + _hottest(snap, is_offloaded, num - len(first))
 
-    def nominate(layer: int) -> None:
-        expert = next(hottest[layer], None)
-        if expert is not None:
-            heapq.heappush(heap, (excess[layer] <= 0, -float(snap.probability[layer, expert]), expert, layer))
 
-    for layer in hottest:
-        nominate(layer)
-    chosen: list[ExpertKey] = []
-    while heap and len(chosen) < num:
-        _, _, expert, layer = heapq.heappop(heap)
-        chosen.append(ExpertKey(layer, expert))
-        excess[layer] -= 1
-        nominate(layer)
-    return tuple(chosen)
+def _hottest(snap: Snapshot, mask: np.ndarray, num: int) -> tuple[ExpertKey, ...]:
+    """Return the `num` most probable experts of a mask, of equals the lower id and the lower layer first."""
+    layers, experts = np.nonzero(mask)
+    if num <= 0 or not len(layers):
+        return ()
+    probability = snap.probability[layers, experts]
+    if len(layers) > num:
+        is_among = probability >= np.partition(probability, -num)[-num]
+        layers, experts, probability = layers[is_among], experts[is_among], probability[is_among]
+    order = np.lexsort((layers, experts, -probability))[:num]
+    return tuple(map(ExpertKey, layers[order].tolist(), experts[order].tolist()))
+
+
+def choose_swaps(snap: Snapshot, num: int, margin: float) -> tuple[Swap, ...]:
+    """Return up to `num` swaps, those that gain most first: at most one a layer, none in a layer above the limit.
+
+    The offloaded expert must be hotter by `margin`, as a share. Until it has landed both are away, so a layer on its
+    buffer's last slot needs a slot more for that long: such layers swap while pages for it are free.
+    """
+    if num <= 0:
+        return ()
+    rows = np.arange(snap.num_layers)
+    cold, hot = snap.resident_rank(), snap.offloaded_rank()
+    leaving, coming = cold.argmax(axis=1), hot.argmin(axis=1)
+    exists = (cold[rows, leaving] >= 0) & (hot[rows, coming] < snap.num_experts) & (snap.num_slotted <= snap.limit)
+    smoothing = SMOOTHING / snap.num_experts
+    leaves, comes = snap.probability[rows, leaving], snap.probability[rows, coming]
+    pays = exists & (comes + smoothing > (1 + margin) * (leaves + smoothing))
+    order = np.argsort(leaves - comes, kind="stable")
+    depth, free = snap.buffer_depth.tolist(), snap.free_pages
+    swaps: list[Swap] = []
+    for layer in order[pays[order]].tolist():
+        buffer = layer % len(depth)
+        if snap.num_slotted[layer] >= depth[buffer]:
+            if free < MATRICES:
+                continue
+            free -= MATRICES
+            depth[buffer] += 1
+        swaps.append(Swap(ExpertKey(layer, int(leaving[layer])), ExpertKey(layer, int(coming[layer]))))
+        if len(swaps) == num:
+            break
+    return tuple(swaps)

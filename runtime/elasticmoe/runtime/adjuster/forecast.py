@@ -41,7 +41,7 @@ def _requests(snap: Snapshot, depth: Floats) -> Floats:
     pages_each = max(snap.kv_pages / snap.num_running, 1e-9)
     gained = MATRICES * (snap.num_layers - len(snap.buffer_depth)) * (depth - snap.depth)
     room = np.maximum(1.0, (snap.kv_pages + snap.free_pages + gained) / pages_each)
-    return np.minimum(snap.num_running + snap.num_waiting, room)
+    return np.asarray(np.minimum(snap.num_running + snap.num_waiting, room))
 
 
 def _step_s(snap: Snapshot, depth: Floats, tokens: Floats) -> Floats:

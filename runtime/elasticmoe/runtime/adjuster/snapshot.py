@@ -41,6 +41,8 @@ class Snapshot:
     """[layers, experts] float64: share of the layer's routed tokens."""
     ranking: np.ndarray
     """[layers, experts] int64: hottest first."""
+    rank: np.ndarray
+    """[layers, experts] int32: each expert's place in its layer's ranking, 0 the hottest."""
     coldness: np.ndarray
     """[experts] float64: chance of the i-th coldest expert of a layer to be one of a token's, mean of the layers."""
     fit: StepFit
@@ -70,12 +72,10 @@ class Snapshot:
         """Return [layers] int64: experts of the layer that are only in host memory, not being loaded."""
         return np.asarray((self.state == OFFLOADED).sum(axis=1))
 
-    def coldest(self, layer: int) -> list[int]:
-        """Return the layer's resident experts, coldest first (of equals the higher id first)."""
-        order = self.ranking[layer][::-1]
-        return list(order[self.state[layer][order] == RESIDENT].tolist())
+    def resident_rank(self) -> np.ndarray:
+        """Return [layers, experts]: the rank of each resident expert, -1 for others; the largest is the coldest."""
+        return np.where(self.state == RESIDENT, self.rank, np.int32(-1))
 
-    def hottest(self, layer: int) -> list[int]:
-        """Return the layer's offloaded experts, hottest first."""
-        order = self.ranking[layer]
-        return list(order[self.state[layer][order] == OFFLOADED].tolist())
+    def offloaded_rank(self) -> np.ndarray:
+        """Return [layers, experts]: the rank of each offloaded expert, num_experts for others; least is hottest."""
+        return np.where(self.state == OFFLOADED, self.rank, np.int32(self.num_experts))

@@ -51,7 +51,7 @@ class StepFit:
     @property
     def is_ready(self) -> bool:
         """Return whether both compute and the bus were measured."""
-        return self.num_steps > 0 and self.seconds_per_byte > 0
+        return sum(self.terms) > 0 and self.seconds_per_byte > 0
 
     def compute_s(self, tokens: Floats) -> Floats:
         """Return the seconds of compute of a step over so many tokens with every expert resident."""

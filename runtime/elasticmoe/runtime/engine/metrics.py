@@ -86,6 +86,7 @@ class Metrics:
         self._recovery.set(self._recovering.last_s)
         self._count("evict", adjuster.counts.evicted)
         self._count("load", adjuster.counts.loaded)
+        self._count("swap", adjuster.counts.swapped)
 
     def add_report(self, report: StepReport) -> None:
         """Add what a worker counted."""

@@ -1,6 +1,7 @@
 """What a plan may change and what a worker is told: frozen values, small enough to pickle with every step."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from elasticmoe.runtime.units import ExpertKey, PageId
 
@@ -8,17 +9,25 @@ Pages = tuple[PageId, PageId, PageId]
 """The pages of W1, W3 and W2 of one expert."""
 
 
+class Swap(NamedTuple):
+    """A colder resident expert is evicted and a hotter one of the same layer loaded, in the same step."""
+
+    leaving: ExpertKey
+    coming: ExpertKey
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the adjuster wants: experts to evict, then experts to load, and why."""
+    """What the adjuster wants: experts to evict, then experts to load, then swaps, and why."""
 
     evict: tuple[ExpertKey, ...] = ()
     load: tuple[ExpertKey, ...] = ()
+    swap: tuple[Swap, ...] = ()
     reason: str = ""
 
     def __bool__(self) -> bool:
         """Return whether the plan changes anything."""
-        return bool(self.evict or self.load)
+        return bool(self.evict or self.load or self.swap)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def _judge(snap: Snapshot, config: RuntimeConfig, after: float) -> _Verdict:
     gains = after <= depth[best] and rates[best] >= (1 + margin) * expected.tokens_per_s[0]
     reason = (
         f"{expected.tokens_per_s[0]:.0f} tokens/s now, {rates[best]:.0f} at best with {depth[best]:.1f} of a layer's "
-        f"experts away, {rates[1]:.0f} with {after:.1f} and {1000 * expected.step_s[1]:.1f} of {1000 * slo_s:.0f} ms a token"
+        f"experts away, {rates[1]:.0f} with {after:.1f} and {1000 * expected.step_s[1]:.1f} of {1000 * slo_s:.0f} ms"
     )
     return _Verdict(bool(gains and rates[1] > 0), reason)
 
@@ -66,7 +66,7 @@ def _judge(snap: Snapshot, config: RuntimeConfig, after: float) -> _Verdict:
 def _bring_back(snap: Snapshot, config: RuntimeConfig) -> Plan:
     """Return the loads for which pages are spare; free ones wait for requests first, and for those that run to grow."""
     ours, thresholds = config.adjuster.goodput, config.adjuster.thresholds
-    growth = ours.growth_reserve * snap.kv_pages
+    growth = ours.growth_reserve * snap.kv_pages if snap.num_running else 0
     spare = snap.free_pages - snap.waiting_pages - growth - thresholds.grow_above
     num = min(int(spare) // MATRICES, _loads_per_step(snap, config))
     return Plan(load=choose_loads(snap, num), reason=f"{snap.free_pages} pages free, {spare:.0f} of them spare")

@@ -37,8 +37,12 @@ def forecast(snap: Snapshot, depth: Floats) -> Forecast:
 
 
 def _requests(snap: Snapshot, depth: Floats) -> Floats:
-    """Return the requests that would run: as many as want to, while their pages last."""
-    pages_each = max(snap.kv_pages / snap.num_running, 1e-9)
+    """Return the requests that would run: as many as want to, while their pages last.
+
+    Whoever is short of pages now counts as one of them, with what it lacks: a waiting request is one more.
+    """
+    num_wanting = snap.num_running + (snap.short_pages > 0 and not snap.lost_tokens)
+    pages_each = max((snap.kv_pages + snap.short_pages) / num_wanting, 1e-9)
     gained = MATRICES * (snap.num_layers - len(snap.buffer_depth)) * (depth - snap.depth)
     room = np.maximum(1.0, (snap.kv_pages + snap.free_pages + gained) / pages_each)
     return np.asarray(np.minimum(snap.num_running + snap.num_waiting, room))

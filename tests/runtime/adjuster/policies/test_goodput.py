@@ -1,0 +1,201 @@
+"""Evict only while it pays: by what was measured, within the TPOT promised, and back to full residency afterwards."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticmoe.runtime.adjuster.policies.goodput import IDLE_SLICE_S, plan
+from elasticmoe.runtime.adjuster.snapshot import Snapshot
+from elasticmoe.runtime.adjuster.step_model import StepFit
+from elasticmoe.runtime.contract.config import AdjusterConfig, Goodput, RuntimeConfig, Slo
+from elasticmoe.runtime.pages.table import OFFLOADED
+from tests.fakes.snapshots import make_snapshot, offloaded_tail
+
+LAYERS, EXPERTS, TOP_K = 16, 64, 4
+EXPERT_BYTES = 9_437_184
+BUS = 55e9
+FIT = StepFit(
+    num_steps=500,
+    terms=(5e-3, 6e-3, 2e-5),
+    mean_share=TOP_K / EXPERTS,
+    seconds_per_byte=1 / BUS,
+    remainder=0.2,
+    prompts_per_token=1 / 200,
+    prompt_tokens=170.0,
+)
+"""An engine on which an expert takes 0.17 ms to fetch and a step of 30 requests 11 ms."""
+DEFAULTS = RuntimeConfig(policy="goodput")
+SKEW = (np.arange(EXPERTS, 0, -1) ** -1.5)[::-1]
+FLAT = np.ones(EXPERTS)
+
+
+def busy(shares: np.ndarray = SKEW, depth: int = 0, **changes: Any) -> Snapshot:  # noqa: ANN401 -- any field
+    """Return 30 running requests of 9 pages each, as many waiting, all pages in use, one more page needed.
+
+    `shares` are the experts' loads, hottest first; each layer has `depth` experts away, one layer one more.
+    """
+    ranking = np.tile(np.arange(EXPERTS), (LAYERS, 1))
+    shares = np.sort(shares)[::-1] / shares.sum()
+    fields: dict[str, Any] = {
+        "probability": np.tile(shares, (LAYERS, 1)),
+        "coldness": np.minimum(1, TOP_K * shares[::-1]),
+        "ranking": ranking,
+        "top_k": TOP_K,
+        "expert_bytes": EXPERT_BYTES,
+        "fit": FIT,
+        "free_pages": 0,
+        "kv_pages": 270.0,
+        "num_running": 30,
+        "num_waiting": 30,
+        "waiting_pages": 200,
+        "short_pages": 1,
+        "limit": 20,
+        "loading_depth": 2,
+    }
+    return make_snapshot(offloaded_tail(*[depth] * (LAYERS - 1), depth + 1, num_experts=EXPERTS), **(fields | changes))
+
+
+def slower(bus: float) -> StepFit:
+    """Return the same engine on a bus of so many bytes a second."""
+    return replace(FIT, seconds_per_byte=1 / bus)
+
+
+# Short of pages
+
+
+def test_with_a_queue_and_cheap_misses_experts_go() -> None:
+    """Half the requests wait and the coldest experts are hardly ever routed to: eviction lets more run."""
+    assert plan(busy(), DEFAULTS).evict
+
+
+def test_on_a_slow_bus_nothing_goes() -> None:
+    """The same engine on a hundredth of the bandwidth would wait for its misses, longer than its queue costs."""
+    assert not plan(busy(FLAT, fit=slower(BUS / 100)), DEFAULTS)
+
+
+@pytest.mark.parametrize(("running", "pays"), [(4, True), (100, False)])
+def test_under_flat_routing_it_pays_for_small_batches_only(running: int, pays: bool) -> None:  # noqa: FBT001
+    """Every expert is routed to in a large batch, whose requests gain little from a few pages more."""
+    snap = busy(FLAT, num_running=running, num_waiting=200, kv_pages=9.0 * running, fit=slower(BUS / 8))
+    assert bool(plan(snap, DEFAULTS)) == pays
+
+
+def test_the_colder_the_tail_the_further_it_pays() -> None:
+    """Going one expert at a time, the policy stops deeper where the tail is colder."""
+    reached = []
+    for shares in (FLAT, SKEW):
+        depths = [d for d in range(20) if plan(busy(shares, d, fit=slower(BUS / 8), num_waiting=60), DEFAULTS)]
+        reached.append(len(depths))
+        assert depths == list(range(len(depths))), "it pays up to a depth, and not beyond"
+    assert reached[0] < reached[1]
+
+
+def test_nothing_goes_that_breaks_the_tpot_promised() -> None:
+    """Where a step would take longer than the SLO allows, the gain in tokens/s counts for nothing."""
+    within = RuntimeConfig(policy="goodput", slo=Slo(tpot_ms=30))
+    beyond = RuntimeConfig(policy="goodput", slo=Slo(tpot_ms=10))
+    assert plan(busy(), within).evict
+    assert not plan(busy(), beyond)
+
+
+def test_no_eviction_goes_past_the_depth_that_the_slo_allows() -> None:
+    """The deeper, the longer a step: at some depth the SLO ends what throughput alone would go on with."""
+    bound = RuntimeConfig(slo=Slo(tpot_ms=15))
+    depths = [d for d in range(19) if plan(busy(depth=d, num_waiting=200), bound)]
+    assert 0 < len(depths) < len([d for d in range(19) if plan(busy(depth=d, num_waiting=200), DEFAULTS)])
+
+
+def test_before_anything_was_measured_nothing_goes() -> None:
+    """Without a model there is no prediction that it pays."""
+    chosen = plan(busy(fit=StepFit()), DEFAULTS)
+    assert (chosen.evict, chosen.reason) == ((), "short of 1 pages, but no step was measured yet")
+
+
+@pytest.mark.parametrize("running", [0, 1])
+def test_the_only_request_always_gets_its_pages(running: int) -> None:
+    """It could never run otherwise: refusing would preempt it for ever."""
+    snap = busy(FLAT, num_running=running, kv_pages=9.0, fit=slower(1e6))
+    assert plan(snap, DEFAULTS).evict
+    assert plan(replace(snap, fit=StepFit()), DEFAULTS).evict
+
+
+def test_a_shortage_that_no_evictions_cover_evicts_nobody() -> None:
+    """As with every policy: all that is needed, or nothing."""
+    assert not plan(busy(short_pages=10**6), DEFAULTS)
+
+
+def test_a_gain_below_the_margin_is_not_worth_it_but_a_running_request_is() -> None:
+    """With a margin that no gain reaches a waiting request waits on; one that would be preempted gets its pages."""
+    picky = RuntimeConfig(policy="goodput", adjuster=AdjusterConfig(goodput=Goodput(margin=9.0)))
+    assert not plan(busy(), picky)
+    assert plan(busy(lost_tokens=300), picky).evict
+
+
+def test_without_a_queue_only_what_runs_counts() -> None:
+    """Nobody waits: one running request short of a page still gains its share, on a fast bus only."""
+    running: dict[str, Any] = {"num_waiting": 0, "waiting_pages": 0, "lost_tokens": 300, "short_pages": 6}
+    assert plan(busy(**running), DEFAULTS).evict
+    assert not plan(busy(FLAT, **running, fit=slower(BUS / 1000)), DEFAULTS)
+
+
+def test_the_reason_names_the_prediction() -> None:
+    """Tokens/s now, at best and with the eviction, and the milliseconds of a step against those promised."""
+    reason = plan(busy(), DEFAULTS).reason
+    assert reason.startswith("short of 1 pages: ")
+    for words in ("tokens/s now", "at best", "experts away", "of 100 ms"):
+        assert words in reason
+
+
+# Room
+
+
+def calm(depth: int, **changes: Any) -> Snapshot:  # noqa: ANN401 -- any field
+    """Return two running requests after a burst: nobody waits, pages are free."""
+    fields = {"num_running": 2, "kv_pages": 18.0, "num_waiting": 0, "waiting_pages": 0, "short_pages": 0}
+    return busy(SKEW, depth, **({"free_pages": 400} | fields | changes))
+
+
+def test_after_a_burst_experts_come_back_as_fast_as_the_bus_allows() -> None:
+    """At least half of what the bus could carry in a step, and no more than it could."""
+    snap = calm(10)
+    num = len(plan(snap, DEFAULTS).load)
+    step_s = float(FIT.compute_s(np.array([2.0]))[0])
+    assert 0.5 * step_s < num * EXPERT_BYTES / BUS < 1.0 * step_s
+
+
+def test_an_idle_engine_brings_back_what_a_request_can_wait_for() -> None:
+    """With nothing running a step is as long as its copies: a slice of time's worth."""
+    num = len(plan(calm(10, num_running=0, kv_pages=0.0), DEFAULTS).load)
+    assert num == int(0.75 * IDLE_SLICE_S * BUS / EXPERT_BYTES)
+
+
+def test_on_a_bus_that_misses_fill_one_expert_still_comes_back() -> None:
+    """Growth slows to a crawl, but never stops."""
+    snap = calm(15, fit=replace(FIT, seconds_per_byte=1e-6, remainder=0.0))
+    assert len(plan(snap, DEFAULTS).load) == 1
+
+
+def test_before_anything_was_measured_growth_is_the_threshold_policys() -> None:
+    """Without a bandwidth: grow_most a step."""
+    assert len(plan(calm(10, fit=StepFit()), DEFAULTS).load) == DEFAULTS.adjuster.thresholds.grow_most
+
+
+def test_free_pages_wait_for_requests_first() -> None:
+    """Pages that waiting requests will need, or running ones will grow into, bring nobody back."""
+    assert not plan(calm(10, free_pages=200, num_waiting=20, waiting_pages=190), DEFAULTS)
+    assert not plan(calm(10, free_pages=60, num_running=30, kv_pages=270.0), DEFAULTS)
+    assert plan(calm(10, free_pages=90, num_running=30, kv_pages=270.0), DEFAULTS).load
+
+
+@pytest.mark.parametrize("free", range(12))
+def test_a_gap_keeps_still(free: int) -> None:
+    """An expert comes back only where its pages leave the threshold policy's headroom free."""
+    assert not plan(calm(10, free_pages=free, num_running=0, kv_pages=0.0), DEFAULTS)
+
+
+def test_with_everything_resident_nothing_moves() -> None:
+    """However much is free."""
+    snap = calm(0, free_pages=1000)
+    assert not plan(replace(snap, state=np.where(snap.state == OFFLOADED, 2, snap.state)), DEFAULTS)

@@ -1,0 +1,119 @@
+"""What a simulated run comes to: the course of every step, and the figures that people ask for."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from elasticmoe.runtime.simulator.requests import Request
+from elasticmoe.runtime.simulator.step_cost import StepCost
+
+
+@dataclass(slots=True)
+class Trail:
+    """One entry a step, in order of time; steps without tokens included."""
+
+    at_s: list[float] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    away: list[int] = field(default_factory=list)
+    """Experts, over all layers, that are not resident."""
+    exposed_s: float = 0.0
+    copied_s: float = 0.0
+
+    def add(self, now_s: float, running: int, waiting: int, away: int, cost: StepCost) -> None:
+        """Add a step that ended now."""
+        self.at_s.append(now_s)
+        self.running.append(running)
+        self.waiting.append(waiting)
+        self.away.append(away)
+        self.exposed_s += cost.exposed_s
+        self.copied_s += cost.copy_s
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Latencies that users are promised."""
+
+    ttft_s: float = 5.0
+    tpot_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The requests of a run, all done, and its course."""
+
+    requests: tuple[Request, ...]
+    num_preemptions: int
+    trail: Trail
+    moved: tuple[int, int, int]
+    """Experts evicted, loaded, swapped."""
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps that computed tokens."""
+        return sum(1 for running in self.trail.running if running)
+
+    @property
+    def peak(self) -> int:
+        """Return the most requests that ran at once."""
+        return max(self.trail.running, default=0)
+
+    @property
+    def wall_s(self) -> float:
+        """Return the seconds from the first arrival to the last token."""
+        if not self.requests:
+            return 0.0
+        return max(one.finished_s for one in self.requests) - self.requests[0].arrival.at_s
+
+    @property
+    def tok_s(self) -> float:
+        """Return generated tokens a second, over `wall_s`."""
+        return sum(one.arrival.output_tokens for one in self.requests) / self.wall_s if self.requests else 0.0
+
+    def ttft_s(self, quantile: float) -> float:
+        """Return a quantile of the times to the first token."""
+        return find_quantile([one.first_token_s - one.arrival.at_s for one in self.requests], quantile)
+
+    def tpot_s(self, quantile: float) -> float:
+        """Return a quantile over requests of the mean time per token after the first."""
+        return find_quantile(
+            [
+                (one.finished_s - one.first_token_s) / (one.arrival.output_tokens - 1)
+                for one in self.requests
+                if one.arrival.output_tokens > 1
+            ],
+            quantile,
+        )
+
+    def recovery(self, expert_s: float) -> "Recovery | None":
+        """Return how long experts took to come back after the last request had started that needed their pages.
+
+        Counted from the last step that had requests waiting or evicted something, if any expert was away after it;
+        `expert_s` is the time of one expert's copy.
+        """
+        away = self.trail.away
+        start = max((n for n in range(1, len(away)) if away[n] > away[n - 1] or self.trail.waiting[n]), default=None)
+        if start is None or not away[start]:
+            return None
+        home = next((n for n in range(start, len(away)) if not away[n]), None)
+        took_s = math.inf if home is None else self.trail.at_s[home] - self.trail.at_s[start]
+        return Recovery(away[start], took_s, away[start] * expert_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The way back to all experts resident."""
+
+    num_away: int
+    took_s: float
+    """Infinite: not all came back."""
+    copy_s: float
+    """What the copies alone take."""
+
+
+def find_quantile(values: Sequence[float], quantile: float) -> float:
+    """Return the value that a share `quantile` of them reaches at most (the nearest rank); 0 of none."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]

@@ -4,10 +4,40 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.engines import BLOCK_SIZE, draw_requests, running
+from elasticmoe.runtime.adjuster.sample import StepSample
+from tests.engine.engines import BLOCK_SIZE, Engine, Requests, draw_requests, running
 from tests.engine.sizes import arena_bytes, read_shape
 
 pytestmark = pytest.mark.vllm
+
+REPORT_STEPS = 16
+
+
+def recorded_samples(engine: Engine) -> list[StepSample]:
+    """Return a list that grows by every sample which the adjuster learns from."""
+    samples: list[StepSample] = []
+    model = engine.adjuster.model
+    stock = model.learn
+
+    def learn(sample: StepSample, *rest: float) -> None:
+        samples.append(sample)
+        stock(sample, *rest)
+
+    model.learn = learn
+    return samples
+
+
+def check_samples(samples: list[StepSample], requests: Requests, totals: dict[str, float]) -> None:
+    """Check that samples add up to what was served: tokens, fetches, and seconds that a step can have taken."""
+    assert samples[0].num_steps == 1
+    assert samples[0].copied_bytes > 0
+    assert max(sample.num_steps for sample in samples) == REPORT_STEPS
+    assert sum(sample.num_new_tokens for sample in samples) >= sum(requests.max_tokens) - REPORT_STEPS * 24
+    assert sum(sample.num_missed for sample in samples) == totals["missed"]
+    for sample in samples:
+        assert 0 <= sample.exposed_s <= sample.duration_s
+        assert sample.num_prompt_tokens <= sample.num_tokens
+        assert sample.num_requests <= sample.num_tokens
 
 
 def test_loads_of_an_idle_engine_are_reported(tiny: Path) -> None:
@@ -15,12 +45,15 @@ def test_loads_of_an_idle_engine_are_reported(tiny: Path) -> None:
     from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
     with running(tiny, {"arena_bytes": arena_bytes(tiny, BLOCK_SIZE, 40)}) as engine:
+        samples = recorded_samples(engine)
         engine.scheduler._on_limit(read_shape(tiny).num_experts)
-        engine.generate(draw_requests(24))
+        requests = draw_requests(24)
+        engine.generate(requests)
         while_busy = engine.adjuster.counts.loaded
         engine.idle()
         totals = engine.scheduler.metrics.totals()
         assert engine.adjuster.counts.loaded > while_busy
-        assert totals["planned"] == engine.adjuster.counts.loaded
+        assert totals["planned"] == engine.adjuster.counts.loaded + engine.adjuster.counts.swapped
         assert totals["missed"] > 0
+        check_samples(samples, requests, totals)
         assert not hasattr(EMPTY_MODEL_RUNNER_OUTPUT, "elastic")

@@ -54,6 +54,20 @@ def test_resident_experts_are_copied_in_at_start(experts: Experts) -> None:
     assert not _is_readable(experts, ExpertKey(1, 3))
 
 
+def test_the_residents_copies_at_start_are_timed_once(experts: Experts) -> None:
+    """The first report tells how many bytes came to the device and in how many seconds; the next one only fetches."""
+    first = experts.take_report()
+    assert first.copied_bytes == 7 * LAYOUT.expert_bytes
+    assert first.copy_s > 0
+    second = experts.take_report()
+    assert (second.copied_bytes, second.copy_s) == (0, 0)
+    experts.is_counting = True
+    experts.prepare(1, torch.tensor([[3]], dtype=torch.int32))
+    third = experts.take_report()
+    assert third.copied_bytes == LAYOUT.expert_bytes
+    assert third.copy_s == third.exposed_s > 0
+
+
 def test_an_offloaded_expert_is_fetched_when_it_is_routed_to(experts: Experts) -> None:
     """Preparing a layer for ids that name it makes it readable, and counts one missed fetch."""
     experts.is_counting = True

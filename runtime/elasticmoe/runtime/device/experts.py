@@ -32,6 +32,10 @@ class StepReport:
     """Fetches of experts that the adjuster made resident."""
     exposed_s: float
     """Seconds that compute waited for fetches."""
+    copied_bytes: int
+    """Bytes copied to the device whose time was taken: fetches that were waited for, and the residents' at start."""
+    copy_s: float
+    """Seconds that those copies took."""
 
 
 class Experts:
@@ -57,6 +61,8 @@ class Experts:
         self._hits = torch.zeros((), dtype=torch.int64, device=device)
         self._missed = 0
         self._planned = 0
+        self._start_copy = (0, 0.0)
+        """Bytes and seconds of the residents' copies at start, until they are reported."""
 
     @torch.inference_mode()
     def attach(self, storage: torch.Tensor, tiers: Tiers, entries: list[Entry]) -> None:
@@ -64,11 +70,13 @@ class Experts:
         self._tiers = tiers
         self.arena = Arena(storage, tiers.granule_bytes, self.pool.layout, self.pool.dtype)
         self.table.write(entries, tiers)
-        for entry in entries:
-            if entry.is_resident:
-                self._copy_in(entry.key, self.table.row(entry.key))
+        residents = [entry.key for entry in entries if entry.is_resident]
+        started_s = time.perf_counter()
+        for key in residents:
+            self._copy_in(key, self.table.row(key))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        self._start_copy = (len(residents) * self.pool.layout.expert_bytes, time.perf_counter() - started_s)
 
     @torch.inference_mode()
     def apply(self, delta: PageDelta) -> None:
@@ -112,7 +120,18 @@ class Experts:
     def take_report(self) -> StepReport:
         """Return the counts since the last call and start anew; waits for the device."""
         routed = self._routed.cpu().numpy().copy()
-        report = StepReport(routed, int(self._hits), self._missed, self._planned, self._timer.take())
+        exposed_s = self._timer.take()
+        num_bytes, seconds = self._start_copy
+        report = StepReport(
+            routed=routed,
+            routed_resident=int(self._hits),
+            missed=self._missed,
+            planned=self._planned,
+            exposed_s=exposed_s,
+            copied_bytes=num_bytes + self._missed * self.pool.layout.expert_bytes,
+            copy_s=seconds + exposed_s,
+        )
+        self._start_copy = (0, 0.0)
         self._routed.zero_()
         self._hits.zero_()
         self._missed = self._planned = 0

@@ -33,6 +33,7 @@ from elasticmoe.runtime.engine.limit_file import LimitFile
 from elasticmoe.runtime.engine.metrics import Metrics
 from elasticmoe.runtime.engine.setup import model_shape
 from elasticmoe.runtime.engine.shortage import Allocation, short_blocks
+from elasticmoe.runtime.engine.step_clock import Batch, StepClock
 from elasticmoe.runtime.units import MATRICES, HugeId, ceil_div
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class ElasticMixin(_StockScheduler):
         self._new_limits: deque[int] = deque()
         self._wake: Callable[[], None] = lambda: None
         self._limit_file: LimitFile | None = None
-        self._unreported = 0
+        self._unreported = REPORT_STEPS - 1  # the first step reports: how fast copies are is known from the start
+        self._clock = StepClock()
         self._observed_s = 0.0
         self._apply_limit(settings.limit)
         self._shadow_allocation(self.kv_cache_manager)
@@ -113,6 +115,7 @@ class ElasticMixin(_StockScheduler):
         """Schedule a step and attach the page changes that it depends on."""
         while self._new_limits:
             self._apply_limit(self._new_limits.popleft())
+        self._clock.begin(time.monotonic())
         self.adjuster.begin_step()
         output = super().schedule(*args, **kwargs)
         self.adjuster.adjust(self._demand())
@@ -133,8 +136,11 @@ class ElasticMixin(_StockScheduler):
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         """Take the workers' counts, then let vLLM do its part."""
         report: StepReport | None = getattr(model_runner_output, "elastic", None)
+        num_new_tokens = sum(map(len, model_runner_output.sampled_token_ids))
+        self._clock.end(Batch.of(scheduler_output), num_new_tokens, time.monotonic())
         if report is not None:
             self.adjuster.load.add(report.routed)
+            self.adjuster.learn(self._clock.take(report))
             self.metrics.add_report(report)
         return super().update_from_output(scheduler_output, model_runner_output)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from elasticmoe.runtime.cli import coordinator, make_model
+from elasticmoe.runtime.cli import coordinator, make_model, plan
 from elasticmoe.runtime.errors import ElasticMoEError
 
 _USAGE_ERROR: Final = 2
@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     subparsers.add_parser("serve", add_help=False, help="vllm serve with the elastic pool; takes all its flags")
     coordinator.add_parser(subparsers)
     make_model.add_parser(subparsers)
+    plan.add_parser(subparsers)
     return parser
 
 

@@ -1,6 +1,7 @@
 """What a simulated run comes to: the course of every step, and the figures that people ask for."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +48,7 @@ class Outcome:
     trail: Trail
     moved: tuple[int, int, int]
     """Experts evicted, loaded, swapped."""
+    num_away_at_start: int = 0
 
     @property
     def num_steps(self) -> int:
@@ -85,24 +87,24 @@ class Outcome:
             quantile,
         )
 
-    def recovery(self, expert_s: float) -> "Recovery | None":
-        """Return how long experts took to come back after the last request had started that needed their pages.
+    def recovery(self, expert_s: float, over_s: float) -> "Recovery | None":
+        """Return how long experts took to come home, counted from the first step that ended at `over_s` or later.
 
-        Counted from the last step that had requests waiting or evicted something, if any expert was away after it;
-        `expert_s` is the time of one expert's copy.
+        `expert_s` is the time of one expert's copy. None if no step ended so late.
         """
-        away = self.trail.away
-        start = max((n for n in range(1, len(away)) if away[n] > away[n - 1] or self.trail.waiting[n]), default=None)
-        if start is None or not away[start]:
+        start = bisect_left(self.trail.at_s, over_s)
+        if start == len(self.trail.at_s):
             return None
-        home = next((n for n in range(start, len(away)) if not away[n]), None)
+        away = self.trail.away
+        num_away = max(0, away[start] - self.num_away_at_start)
+        home = next((n for n in range(start, len(away)) if away[n] <= self.num_away_at_start), None)
         took_s = math.inf if home is None else self.trail.at_s[home] - self.trail.at_s[start]
-        return Recovery(away[start], took_s, away[start] * expert_s)
+        return Recovery(num_away, took_s, num_away * expert_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The way back to all experts resident."""
+    """The way back to as many experts resident as at the start."""
 
     num_away: int
     took_s: float

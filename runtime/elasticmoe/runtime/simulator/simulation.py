@@ -40,9 +40,11 @@ class Simulation:
         self._meter = Meter(self.routing.num_groups, model.expert_bytes, self._steps.expert_s)
         self._pending = deque(self.requests)
         self._rng = np.random.default_rng(system.seed)
+        self._away_at_start = 0
         self._elastic = kv if isinstance(kv, ElasticKv) else None
         if self._elastic is not None:
             self._elastic.ask_demand = self.scheduler.demand
+            self._away_at_start = self._elastic.num_away
             self._meter.add_copies(self._elastic.adjuster.table.num_resident)
 
     @property
@@ -65,7 +67,7 @@ class Simulation:
         """Return what happened so far."""
         counts = None if self._elastic is None else self._elastic.adjuster.counts
         moved = (0, 0, 0) if counts is None else (counts.evicted, counts.loaded, counts.swapped)
-        return Outcome(tuple(self.requests), self.scheduler.num_preemptions, self.trail, moved)
+        return Outcome(tuple(self.requests), self.scheduler.num_preemptions, self.trail, moved, self._away_at_start)
 
     def step(self) -> None:
         """Take one step: schedule, adjust, pay for it, count its tokens, report."""

@@ -1,14 +1,11 @@
-"""How `elasticmoe plan` shows its answer: a table for people, a drawing as SVG. Pure."""
+"""How `elasticmoe plan` shows its answer: a table for people, a drawing as SVG."""
 
 from collections.abc import Sequence
 
 from elasticmoe.runtime.simulator.advice import Advice, Expectation
+from elasticmoe.runtime.simulator.svg import chart, stack, thin
 from elasticmoe.runtime.simulator.system import System
 from elasticmoe.runtime.simulator.usage import Usage
-
-WIDTH, HEIGHT, LEFT, TOP = 640, 200, 60, 30
-COLORS = ("#1f77b4", "#d62728")
-MOST_POINTS = 400
 
 
 def table(usage: Usage, system: System, advice: Advice) -> str:
@@ -50,48 +47,13 @@ def _rows(stock: Expectation, best: Sequence[Expectation], sweep: Sequence[Expec
 def draw(usage: Usage, advice: Advice) -> str:
     """Return an SVG: KV use and waiting requests over the day, and tokens/s by limit if it was simulated."""
     start_s = usage.samples[0].at_s
-    every = max(1, len(usage.samples) // MOST_POINTS)
-    day = [((one.at_s - start_s) / 3600, one) for one in usage.samples[::every]]
+    hours = [((one.at_s - start_s) / 3600, one) for one in usage.samples]
     charts = [
-        chart("share of KV in use, by hour", [[(hour, one.kv_usage) for hour, one in day]]),
-        chart("requests waiting, by hour", [[(hour, one.waiting) for hour, one in day]]),
+        chart("share of KV in use, by hour", {"KV": thin([(hour, one.kv_usage) for hour, one in hours])}),
+        chart("requests waiting, by hour", {"waiting": thin([(hour, one.waiting) for hour, one in hours])}),
     ]
     if advice.stock is not None:
         ours = [(float(one.limit or 0), one.tok_s) for one in advice.sweep]
         stock = [(limit, advice.stock.tok_s) for limit, _ in ours]
-        charts.append(chart("tokens/s at the peak by limit (blue: pool, red: stock)", [ours, stock]))
+        charts.append(chart("tokens/s at the peak, by limit", {"pool": ours, "stock vLLM": stock}))
     return stack(charts)
-
-
-def stack(charts: Sequence[str]) -> str:
-    """Return an SVG document of charts, one below the other."""
-    body = "".join(f'<g transform="translate(0,{n * HEIGHT})">{one}</g>' for n, one in enumerate(charts))
-    size = f'width="{WIDTH}" height="{HEIGHT * len(charts)}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">{body}</svg>\n'
-
-
-def chart(title: str, lines: Sequence[Sequence[tuple[float, float]]]) -> str:
-    """Return one chart of lines as an SVG fragment, the y axis from 0."""
-    xs = [x for line in lines for x, _ in line]
-    most_y = max((y for line in lines for _, y in line), default=0.0) or 1.0
-    low, high = min(xs, default=0.0), max(xs, default=1.0)
-    wide, tall = WIDTH - LEFT - 20, HEIGHT - TOP - 30
-
-    def place(point: tuple[float, float]) -> str:
-        x = LEFT + wide * (point[0] - low) / ((high - low) or 1.0)
-        return f"{x:.1f},{TOP + tall * (1 - point[1] / most_y):.1f}"
-
-    drawn = "".join(
-        f'<polyline fill="none" stroke="{COLORS[n % len(COLORS)]}" points="{" ".join(map(place, line))}"/>'
-        for n, line in enumerate(lines)
-    )
-    frame = f'<rect x="{LEFT}" y="{TOP}" width="{wide}" height="{tall}" fill="none" stroke="#999"/>'
-    texts = [
-        (LEFT, TOP - 8, "start", title),
-        (LEFT - 4, TOP + 10, "end", f"{most_y:.4g}"),
-        (LEFT - 4, TOP + tall, "end", "0"),
-        (LEFT, TOP + tall + 16, "middle", f"{low:.4g}"),
-        (LEFT + wide, TOP + tall + 16, "middle", f"{high:.4g}"),
-    ]
-    labels = "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in texts)
-    return frame + drawn + labels

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,12 @@ from bench.serving.server import exit_on_sigterm
 
 EXAMPLE = ROOT / "examples" / "tiny-qwen3-moe.yaml"
 LOGS = ROOT / "build" / "cluster-demo"
+STATUS_PARTS = {
+    "conditions": ("type", "status", "reason", "message"),
+    "coordinators": ("nodeName", "podName", "poolBytes", "leases"),
+    "pods": ("name", "requestedLimit", "effectiveLimit", "residentExperts"),
+}
+NUM_REQUESTS = 288  # ten seconds of work, so that enough samples fall into them
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,9 @@ def make_demo() -> Demo:
     """Return the demo of this environment; the model's copy in the cache tells the sizes of the burst."""
     need_programs("kubectl", "helm")
     resource = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
-    return Demo(find_target(os.environ), resource, make_scenario(ensure_tiny_model(say), Load()))
+    return Demo(
+        find_target(os.environ), resource, make_scenario(ensure_tiny_model(say), Load(num_requests=NUM_REQUESTS))
+    )
 
 
 def deploy(demo: Demo) -> None:
@@ -112,37 +121,22 @@ def serve_stock(demo: Demo) -> BurstResult:
 
 def show_resource(demo: Demo) -> None:
     """Print what a user would look at."""
-    for args in (
-        ("get", "emoe"),
-        (
-            "get",
-            "emoe",
-            demo.name,
-            "-o",
-            _columns("{range .status.conditions[*]}", "type", "status", "reason", "message"),
-        ),
-        (
-            "get",
-            "emoe",
-            demo.name,
-            "-o",
-            _columns("{range .status.coordinators[*]}", "nodeName", "podName", "poolBytes", "leases"),
-        ),
-        (
-            "get",
-            "emoe",
-            demo.name,
-            "-o",
-            _columns("{range .status.pods[*]}", "name", "requestedLimit", "effectiveLimit", "residentExperts"),
-        ),
-        ("get", "events", "--field-selector", f"involvedObject.name={demo.name}"),
-    ):
-        print(f"\n$ kubectl {' '.join(args)}\n{demo.target.kube.run(*args).rstrip()}", flush=True)
+    kube, name = demo.target.kube, demo.name
+    print(f"\n$ kubectl get emoe\n{kube.run('get', 'emoe').rstrip()}")
+    status = (kube.get("emoe", name) or {}).get("status", {})
+    for part, fields in STATUS_PARTS.items():
+        print(f"\n{part} in its status:\n{show_table(status.get(part, []), fields)}")
+    events = kube.run("get", "events", "--field-selector", f"involvedObject.name={name}")
+    print(f"\n$ kubectl get events\n{events.rstrip()}\n", flush=True)
 
 
-def _columns(start: str, *fields: str) -> str:
-    """Return a jsonpath that prints fields of each item in a line, behind their names."""
-    return "jsonpath=" + start + "".join(f"{name}={{.{name}}}  " for name in fields) + '{"\\n"}{end}'
+def show_table(rows: Sequence[Object], fields: Sequence[str]) -> str:
+    """Return rows of fields in columns, the last one as wide as it gets."""
+    lines = [fields, *([str(row.get(field, "-")) for field in fields] for row in rows)]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(fields) - 1)]
+    return "\n".join(
+        "  " + "".join(f"{text:<{width + 2}}" for text, width in zip(line, [*widths, 0], strict=True)) for line in lines
+    )
 
 
 def run() -> bool:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 from bench.cluster.install import Target, wait_gone
 from bench.cluster.kubectl import Object
@@ -73,10 +74,11 @@ def test_the_example_for_gpus_is_placed_and_asks_for_one_gpu_a_rank(
     operator: Target, gpu_node: str, tensor: int
 ) -> None:
     """Beside the pool, whose memory the node must have."""
-    operator.kube.run("apply", "-f", str(EXAMPLE))
+    resource = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    resource["spec"]["parallelism"] = {"tensor": tensor}
+    operator.kube.apply(resource)
     served = Served(operator, "qwen3")
     try:
-        served.patch(f'{{"spec": {{"parallelism": {{"tensor": {tensor}}}}}}}')
         time_until("both pods on the node", lambda: is_placed(served, gpu_node, tensor), PLACED_S)
         assert served.wait_condition("HostMemoryFit", "True")["message"].startswith(f"need {56 * 1024}Mi")
     finally:

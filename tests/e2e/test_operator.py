@@ -113,4 +113,4 @@ def test_the_crd_in_the_cluster_is_the_models(tiny: Served) -> None:
     """What the API server stores is what the chart ships and the model makes."""
     crd = ROOT / "crds" / "elasticmoe.io_elasticmoedeployments.yaml"
     assert (CHART / "crds" / crd.name).read_bytes() == crd.read_bytes()
-    assert tiny.target.kube.run("diff", "--server-side", "-f", str(crd)) == ""
+    assert tiny.target.kube.run("diff", "--server-side", "--force-conflicts", "-f", str(crd)) == ""

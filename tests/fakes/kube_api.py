@@ -103,8 +103,8 @@ class FakeKube:
         wanted = dict(pair.split("=") for pair in label_selector.split(",") if pair)
         return FakeInstance({"items": [o for o in self._of(kind, namespace) if _has_labels(o, wanted)]})
 
-    def server_side_apply(self, kind: FakeKind, **call: Any) -> None:  # noqa: ANN401 -- the client's keywords
-        """Merge the body into the object, or create it."""
+    def server_side_apply(self, kind: FakeKind, **call: Any) -> FakeInstance:  # noqa: ANN401 -- the client's keywords
+        """Merge the body into the object, or create it; a child's changed spec counts its generation up."""
         assert call["field_manager"] == "elasticmoe-operator"
         assert call["force_conflicts"] is True
         name, namespace, body = call["name"], call["namespace"], call["body"]
@@ -112,8 +112,13 @@ class FakeKube:
         if kind.part:
             self.add({**self._existing(kind, name, namespace), kind.part: dict(body[kind.part])})
             self.on_status()
-            return
-        self.add(_merge(self.objects.get((kind.kind, namespace, name), {}), body))
+            return FakeInstance(self._existing(kind, name, namespace))
+        former = self.objects.get((kind.kind, namespace, name), {})
+        merged = _merge(former, body)
+        generation = former.get("metadata", {}).get("generation", 0)
+        merged["metadata"]["generation"] = generation + (merged.get("spec") != former.get("spec"))
+        self.add(merged)
+        return FakeInstance(self._existing(kind, name, namespace))
 
     def patch(self, kind: FakeKind, body: Object, name: str, namespace: str, **call: Any) -> None:  # noqa: ANN401 -- as above
         """Merge the body into an object that is there."""

@@ -303,3 +303,16 @@ def test_a_reading_is_judged_when_the_interval_has_passed() -> None:
     assert readings.take(KEY, first, 35.0, 15) == second
     readings.forget(KEY)
     assert readings.take(KEY, first, 99.0, 15) == {}
+
+
+def test_an_edited_spec_is_not_ready_in_the_pass_that_applies_it() -> None:
+    """What was observed before speaks of the former template; the status is about the newest one."""
+    bench = Bench()
+    bench.run()
+    bench.serve()
+    bench.run()
+    assert bench.condition("Ready") == ("True", "PodsReady")
+    bench.edit(engineArgs=["--max-num-seqs=8"])
+    bench.run()
+    assert bench.resource["status"]["observedGeneration"] == bench.resource["metadata"]["generation"]
+    assert bench.condition("Ready") == ("False", "RollingOut")

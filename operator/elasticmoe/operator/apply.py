@@ -65,8 +65,8 @@ class Cluster:
             nodes=() if spec is None else self._nodes(spec),
         )
 
-    def apply(self, manifest: Manifest) -> None:
-        """Make the object what the manifest says.
+    def apply(self, manifest: Manifest) -> Object:
+        """Make the object what the manifest says; returns it as the API server has it now.
 
         Raises ForeignObjectError if it has another owner, RefusedObjectError if the API server finds it invalid.
         """
@@ -82,11 +82,12 @@ class Cluster:
         kind = self._kind(manifest["apiVersion"], manifest["kind"])
         where = {"name": metadata["name"], "namespace": metadata["namespace"]}
         try:
-            self._client.server_side_apply(kind, body=manifest, **where, **_SERVER_SIDE)
+            applied: Object = self._client.server_side_apply(kind, body=manifest, **where, **_SERVER_SIDE).to_dict()
         except ApiException as error:
             if error.status not in _INVALID and _UNKNOWN_FIELD not in str(error.body):
                 raise
             raise RefusedObjectError(f"{manifest['kind']} {metadata['name']}: {_message(error)}") from error
+        return applied
 
     def set_limit(self, pod: Pod, namespace: str, limit: int) -> None:
         """Annotate a live pod with its offload limit; one that has gone meanwhile needs none."""

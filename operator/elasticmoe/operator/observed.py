@@ -1,7 +1,7 @@
 """What the cluster holds for one custom resource, as frozen values made from plain API objects."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from elasticmoe.operator.spec.model import Toleration
@@ -126,6 +126,16 @@ class Observed:
         """Return the experts of a layer that workers report, None before the first one does."""
         reported = (sample.experts_per_layer for sample in self.samples.workers.values())
         return max((number for number in reported if number is not None), default=None)
+
+    def after(self, applied: Object) -> "Observed":
+        """Return this with a child as it is since it was applied: what was seen before says nothing of the new spec."""
+        match applied["kind"]:
+            case "Deployment":
+                return replace(self, worker_deployment=applied)
+            case "DaemonSet":
+                return replace(self, coordinator_daemonset=applied)
+            case _:
+                return self
 
     def small_nodes(self, need_bytes: int) -> tuple[Node, ...]:
         """Return the nodes whose allocatable memory is less than this."""

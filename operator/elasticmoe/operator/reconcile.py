@@ -94,7 +94,7 @@ class Reconciler:
         desired = build_desired(observed.identity, spec, self.images)
         try:
             for manifest in next_step(desired, observed, coordinator_bytes(spec)):
-                self.cluster.apply(manifest)
+                observed = observed.after(self.cluster.apply(manifest))
         except ForeignObjectError as error:
             verdict = replace(verdict, spec=SpecError("metadata.name", str(error)))
         except RefusedObjectError as error:

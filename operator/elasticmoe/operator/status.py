@@ -73,7 +73,7 @@ def build_conditions(observed: Observed, verdict: Verdict) -> list[Condition]:
 def _ready(observed: Observed, spec: ElasticMoESpec | None) -> Condition:
     """Return Ready: all pods of the newest template answer; with an invalid spec, those of the last good one."""
     deployment = observed.worker_deployment
-    if deployment is None:
+    if deployment is None or _is_new(deployment):
         reason = "InvalidSpec" if spec is None else "Creating"
         return Condition("Ready", "False", reason, "there are no workers yet")
     wanted = deployment["spec"].get("replicas", 1)
@@ -86,6 +86,11 @@ def _ready(observed: Observed, spec: ElasticMoESpec | None) -> Condition:
     if updated >= wanted and ready >= wanted and counts.get("replicas", 0) == wanted:
         return Condition("Ready", "True", "PodsReady", f"{ready} of {wanted} pods are ready")
     return _not_ready(observed, f"{ready} of {wanted} pods are ready, {updated} of the newest template")
+
+
+def _is_new(child: Object) -> bool:
+    """Return whether the cluster has not looked at a child at all yet."""
+    return child.get("status", {}).get("observedGeneration") is None
 
 
 def _is_stale(deployment: Object) -> bool:
@@ -106,7 +111,7 @@ def _not_ready(observed: Observed, counts: str) -> Condition:
 
 def _coordinators_ready(observed: Observed) -> Condition:
     daemonset = observed.coordinator_daemonset
-    if daemonset is None:
+    if daemonset is None or _is_new(daemonset):
         return Condition("CoordinatorsReady", "False", "Creating", "there are no coordinators yet")
     counts = daemonset.get("status", {})
     wanted, ready = counts.get("desiredNumberScheduled", 0), counts.get("numberReady", 0)

@@ -1,19 +1,22 @@
 """Whole runs: against measured ones, and what must hold of any."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from bench.serving_gpu import draw_lengths
 from elasticmoe.runtime.contract.config import AdjusterConfig, RuntimeConfig
 from elasticmoe.runtime.simulator.hardware import H200
 from elasticmoe.runtime.simulator.requests import Arrival
 from elasticmoe.runtime.simulator.simulation import Simulation
 from elasticmoe.runtime.simulator.system import System
 from elasticmoe.runtime.simulator.workload import closed_batch
-from tests.runtime.simulator.models import qwen3, tiny
+from tests.runtime.simulator.models import CONFIGS, qwen3, tiny
 
 GIB = 2**30
+GPU_RUNS = CONFIGS.parent / "results" / "serving-h200-eager.json"
 MEASURED = {8.0: 4057, 2.0: 3085, 0.5: 1226}
 """Tokens/s of stock vLLM with CUDA graphs on one H200, by GiB of KV room."""
 
@@ -33,6 +36,25 @@ def test_stock_makes_the_measured_tokens(kv_gib: float, tok_s: float) -> None:
     """Within 5 % of the measured run, from half a GiB of KV to eight."""
     outcome = Simulation(System(qwen3(), H200, int(kv_gib * GIB)), closed_batch()).run()
     assert outcome.tok_s == pytest.approx(tok_s, rel=0.05)
+
+
+def test_the_first_gpu_runs_are_met() -> None:
+    """Committed runs on an H200, eager, fetches driven by the host: counts within 5 %, tokens/s within 10 %."""
+    rows = {row["system"]: row for row in json.loads(GPU_RUNS.read_text(encoding="utf-8"))["rows"]}
+    system = System(
+        qwen3(), H200, GIB, limit=10, routing="flat", is_eager=True, hides_fetches=False, max_model_len=2048
+    )
+    batch = [Arrival(0.0, *lengths) for lengths in draw_lengths(256, 168, 205, 2048, 0)]
+    stock = Simulation(system, batch).run()
+    ours = Simulation(replace(system, config=RuntimeConfig(policy="threshold")), batch).run()
+    for outcome, row in ((stock, rows["stock"]), (ours, rows["elastic"])):
+        assert outcome.tok_s == pytest.approx(row["tok_s"], rel=0.10)
+        assert outcome.num_steps == pytest.approx(row["steps"], rel=0.05)
+        assert outcome.peak == pytest.approx(row["peak"], rel=0.05)
+        assert outcome.num_preemptions == pytest.approx(row["preemptions"], rel=0.05)
+    evicted, loaded, _ = ours.moved
+    assert evicted == pytest.approx(rows["elastic"]["evictions"], rel=0.05)
+    assert loaded == pytest.approx(rows["elastic"]["loads"], rel=0.05)
 
 
 @pytest.mark.parametrize("policy", [None, "threshold", "fixed", "goodput"])

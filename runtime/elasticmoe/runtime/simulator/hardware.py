@@ -44,6 +44,8 @@ class Gpu:
     """Per kernel without CUDA graphs: the host needs so long to launch it."""
     fetch_idle_s: float = 4e-6
     """Per layer of a step that may have to fetch: looking whether there is anything."""
+    host_sync_s: float = 3.5e-4
+    """Per layer of a step that may have to fetch, where the host drives it: it must see the routing first."""
     contention: float = 0.12
     """Of a copy's time that the compute beside it loses."""
 

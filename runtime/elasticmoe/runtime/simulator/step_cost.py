@@ -64,10 +64,10 @@ class StepModel:
         copy_s = float(missed_s.sum()) + num_loads * self.expert_s
         if not may_miss and not num_loads:
             return StepCost(compute_s, 0.0, compute_s)
-        idle_s = self.gpu.fetch_idle_s * len(layers_s)
         if not self.hides_fetches:
-            waited_s = compute_s + float(missed_s.sum())
-            return StepCost(compute_s, copy_s, max(waited_s, copy_s) + idle_s)
+            waited_s = compute_s + float(missed_s.sum()) + self.gpu.host_sync_s * len(layers_s)
+            return StepCost(compute_s, copy_s, max(waited_s, copy_s))
+        idle_s = self.gpu.fetch_idle_s * len(layers_s)
         joined_s = float(np.maximum(layers_s, missed_s).sum()) + rest_s
         return StepCost(
             compute_s, copy_s, max(joined_s + self.gpu.contention * min(copy_s, compute_s), copy_s) + idle_s

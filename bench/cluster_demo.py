@@ -126,7 +126,7 @@ def show_resource(demo: Demo) -> None:
     status = (kube.get("emoe", name) or {}).get("status", {})
     for part, fields in STATUS_PARTS.items():
         print(f"\n{part} in its status:\n{show_table(status.get(part, []), fields)}")
-    events = kube.run("get", "events", "--field-selector", f"involvedObject.name={name}")
+    events = kube.run("get", "events", "--field-selector", f"involvedObject.name={name}", "--sort-by=.lastTimestamp")
     print(f"\n$ kubectl get events\n{events.rstrip()}\n", flush=True)
 
 
@@ -135,7 +135,8 @@ def show_table(rows: Sequence[Object], fields: Sequence[str]) -> str:
     lines = [fields, *([str(row.get(field, "-")) for field in fields] for row in rows)]
     widths = [max(len(line[n]) for line in lines) for n in range(len(fields) - 1)]
     return "\n".join(
-        "  " + "".join(f"{text:<{width + 2}}" for text, width in zip(line, [*widths, 0], strict=True)) for line in lines
+        "  " + "".join(f"{text:<{width + 2}}" for text, width in zip(line, [*widths, 0], strict=True)).rstrip()
+        for line in lines
     )
 
 

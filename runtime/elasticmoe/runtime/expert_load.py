@@ -11,6 +11,9 @@ import numpy as np
 
 from elasticmoe.runtime.errors import ConfigError
 
+TIE = 1e-7
+"""Tokens by which an expert is taken to be colder than the one before it, too few to tell others than equals apart."""
+
 
 class ExpertLoad:
     """Counts halve every `half_life_tokens` tokens, so that a shift in traffic re-ranks the experts.
@@ -25,8 +28,7 @@ class ExpertLoad:
         self._counts = np.zeros((num_layers, num_experts))
         self._half_life_tokens = half_life_tokens
         self._probability: np.ndarray | None = None
-        self._ranking: np.ndarray | None = None
-        self._rank: np.ndarray | None = None
+        self._heat: np.ndarray | None = None
         self._coldness: np.ndarray | None = None
 
     def seed(self, profile: np.ndarray) -> None:
@@ -50,31 +52,28 @@ class ExpertLoad:
         return self._probability
 
     @property
-    def ranking(self) -> np.ndarray:
-        """Return each layer's expert ids, hottest first."""
-        if self._ranking is None:
-            self._ranking = np.argsort(-self.probability, axis=1, kind="stable")
-        return self._ranking
+    def heat(self) -> np.ndarray:
+        """Return the counts with ties told apart: in each layer no two are equal, of equals the lower id is hotter."""
+        if self._heat is None:
+            self._heat = self._counts - TIE * np.arange(self._counts.shape[1])
+        return self._heat
 
     @property
-    def rank(self) -> np.ndarray:
-        """Return each expert's place in its layer's ranking, int32: 0 is the hottest."""
-        if self._rank is None:
-            self._rank = np.empty(self.ranking.shape, dtype=np.int32)
-            np.put_along_axis(self._rank, self.ranking, np.arange(self.ranking.shape[1], dtype=np.int32)[None], axis=1)
-        return self._rank
+    def ranking(self) -> np.ndarray:
+        """Return each layer's expert ids, hottest first."""
+        return np.argsort(-self.heat, axis=1)
 
     @property
     def coldness(self) -> np.ndarray:
         """Return [experts]: the chance of a layer's i-th coldest expert to be one of a token's, mean of the layers."""
         if self._coldness is None:
-            hottest_first = np.take_along_axis(self.probability, self.ranking, axis=1).mean(axis=0)
-            self._coldness = np.minimum(1.0, self.top_k * hottest_first[::-1])
+            coldest_first = np.sort(self.probability, axis=1).mean(axis=0)
+            self._coldness = np.minimum(1.0, self.top_k * coldest_first)
         return self._coldness
 
     def _set(self, counts: np.ndarray) -> None:
         self._counts = counts
-        self._probability = self._ranking = self._rank = self._coldness = None
+        self._probability = self._heat = self._coldness = None
 
 
 def read_profile(path: Path, num_layers: int, num_experts: int) -> np.ndarray:

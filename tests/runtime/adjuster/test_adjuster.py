@@ -99,7 +99,7 @@ def test_rescue_evicts_until_enough_blocks_are_free() -> None:
     assert f.table.pool.num_free_blocks >= 5
     assert f.adjuster.counts.evicted == 4
     assert f.adjuster.short_pages == 3
-    assert f.adjuster.last_plan.reason == "short of 3 pages"
+    assert [plan.reason for plan in f.adjuster.decisions] == ["short of 3 pages"]
 
 
 def test_rescue_that_cannot_succeed_changes_nothing() -> None:
@@ -309,6 +309,27 @@ def test_the_limit_in_force_is_never_below_what_must_leave() -> None:
     assert f.adjuster.limit == 1
     f.adjuster.requested_limit = None
     assert f.adjuster.limit == 8
+
+
+# Decisions
+
+
+def test_every_decision_of_a_step_is_there_with_its_cause() -> None:
+    """A shortage that was covered, one that was refused, what came back, what was swapped; each step anew."""
+    f = Fixture(105, limit=1)
+    f.use_all()
+    f.adjuster.rescue(12)
+    f.adjuster.rescue(12)
+    assert [plan.cause for plan in f.adjuster.decisions] == ["short", "refused"]
+    assert f.adjuster.decisions[1].reason == "short of 6 pages, more than evictions can free"
+    f.let_go(len(f.port.used))
+    f.step()
+    assert [plan.cause for plan in f.adjuster.decisions] == ["room"]
+    balanced = Fixture(91, limit=2)
+    balanced.adjuster.load.add(np.tile([0, 50, 50, 50, 50, 50, 0, 100], (4, 1)))
+    balanced.step()
+    assert [plan.cause for plan in balanced.adjuster.decisions] == ["hotter"]
+    assert balanced.adjuster.decisions[0].reason == "layer 0's expert 7 drew 28.57% of its tokens, 0 0.00%"
 
 
 # Numbers

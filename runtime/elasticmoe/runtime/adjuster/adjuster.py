@@ -16,7 +16,7 @@ from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.adjuster.step_model import StepModel, expected_misses
 from elasticmoe.runtime.contract.config import RuntimeConfig
 from elasticmoe.runtime.expert_load import ExpertLoad
-from elasticmoe.runtime.pages.changes import PageDelta, Plan
+from elasticmoe.runtime.pages.changes import PageDelta, Plan, Swap
 from elasticmoe.runtime.pages.placement import Geometry
 from elasticmoe.runtime.pages.pool import BlockPort, PagePool
 from elasticmoe.runtime.pages.table import PageTable
@@ -70,7 +70,8 @@ class Adjuster:
     counts: AdjusterCounts = field(default_factory=AdjusterCounts)
     short_pages: int = 0
     """The largest R_b of the current step."""
-    last_plan: Plan = field(default_factory=Plan)
+    decisions: list[Plan] = field(default_factory=list)
+    """What was decided since the step began, in order: plans that were applied, and shortages that were refused."""
     table: PageTable = field(init=False)
     model: StepModel = field(init=False)
 
@@ -89,6 +90,7 @@ class Adjuster:
         """Start a step: what was sent to be loaded with the last one is resident now."""
         self.table.land()
         self.short_pages = 0
+        self.decisions = []
 
     def learn(self, sample: StepSample) -> None:
         """Take in what the engine measured; under asynchronous scheduling, of steps that ended a while ago."""
@@ -111,7 +113,10 @@ class Adjuster:
         short = num_huge * tiers.pages_per_huge - pool.num_free_split_pages
         self.short_pages = max(self.short_pages, short)
         plan = self._plan(self.snapshot(demand, short_pages=short, lost_tokens=lost_tokens)) if short > 0 else Plan()
-        if not 0 < num_huge <= self.table.num_movable_huge or (short > 0 and not plan):
+        if short > 0 and not plan:
+            self.decisions.append(plan)
+            return False
+        if not 0 < num_huge <= self.table.num_movable_huge:
             return False
         wanted = pool.num_free_blocks + short_blocks
         self._apply(plan)
@@ -153,8 +158,7 @@ class Adjuster:
             num_slotted=self.table.num_slotted(),
             buffer_depth=self.table.buffer_depth(),
             probability=self.load.probability,
-            ranking=self.load.ranking,
-            rank=self.load.rank,
+            heat=self.load.heat,
             coldness=self.load.coldness,
             fit=self.model.fit,
             top_k=self.load.top_k,
@@ -189,7 +193,7 @@ class Adjuster:
         if plan:
             return plan
         swaps = choose_swaps(snap, config.bytes_per_step // self.expert_bytes, config.swap_margin)
-        return Plan(swap=swaps, reason=f"hotter by more than {config.swap_margin:.0%}") if swaps else plan
+        return Plan(swap=swaps, reason=_swap_reason(swaps, snap), cause="hotter") if swaps else plan
 
     def _apply(self, plan: Plan) -> None:
         for key in chain(plan.evict, (swap.leaving for swap in plan.swap)):
@@ -200,4 +204,11 @@ class Adjuster:
         self.counts.evicted += len(plan.evict)
         self.counts.loaded += len(plan.load)
         if plan:
-            self.last_plan = plan
+            self.decisions.append(plan)
+
+
+def _swap_reason(swaps: tuple[Swap, ...], snap: Snapshot) -> str:
+    """Return the swap that gains most in words."""
+    (layer, leaving), coming = swaps[0].leaving, swaps[0].coming.expert
+    shares = snap.probability[layer]
+    return f"layer {layer}'s expert {coming} drew {shares[coming]:.2%} of its tokens, {leaving} {shares[leaving]:.2%}"

@@ -22,16 +22,16 @@ class _Nominees:
 
     def __init__(self, snap: Snapshot) -> None:
         self._snap = snap
-        self._cold = snap.resident_rank()
+        self._cold = snap.resident_heat()
         self._slotted = snap.num_slotted.tolist()
         self._depth = snap.buffer_depth.tolist()
         self._waiting: list[list[tuple[float, int, int]]] = [[] for _ in self._depth]
         """Nominees that would deepen their buffer, by buffer."""
         self._ready: list[tuple[float, int, int]] = []
         """Nominees that free pages at once: (probability, -expert, layer), a heap."""
-        experts = self._cold.argmax(axis=1)
+        experts = self._cold.argmin(axis=1)
         rows = np.arange(snap.num_layers)
-        may_go = (snap.num_slotted < snap.limit) & (self._cold[rows, experts] >= 0)
+        may_go = (snap.num_slotted < snap.limit) & np.isfinite(self._cold[rows, experts])
         probability = snap.probability[rows, experts].tolist()
         for layer in np.flatnonzero(may_go).tolist():
             self._enter((probability[layer], -int(experts[layer]), layer))
@@ -47,8 +47,8 @@ class _Nominees:
     def _renominate(self, layer: int) -> None:
         if self._slotted[layer] >= self._snap.limit:
             return
-        expert = int(self._cold[layer].argmax())
-        if self._cold[layer, expert] >= 0:
+        expert = int(self._cold[layer].argmin())
+        if np.isfinite(self._cold[layer, expert]):
             self._enter((float(self._snap.probability[layer, expert]), -expert, layer))
 
     def _deepen(self) -> bool:
@@ -71,7 +71,7 @@ class _Nominees:
             cost = MATRICES
         _, negative, layer = heapq.heappop(self._ready)
         self._slotted[layer] += 1
-        self._cold[layer, -negative] = -1
+        self._cold[layer, -negative] = np.inf
         self._renominate(layer)
         return ExpertKey(layer, -negative), cost
 
@@ -98,11 +98,9 @@ def choose_loads(snap: Snapshot, num: int) -> tuple[ExpertKey, ...]:
     excess = snap.num_offloaded - snap.limit
     first: tuple[ExpertKey, ...] = ()
     if (excess > 0).any():
-        order = np.take_along_axis(is_offloaded, snap.ranking, axis=1).cumsum(axis=1)
-        nth = np.take_along_axis(
-            order, snap.rank, axis=1
-        )  # the how-many-th of its layer's offloaded experts each one is
-        is_beyond = is_offloaded & (nth <= excess[:, None])
+        heat = snap.offloaded_heat()
+        last = np.take_along_axis(np.sort(heat, axis=1)[:, ::-1], np.maximum(excess - 1, 0)[:, None], axis=1)
+        is_beyond = is_offloaded & (heat >= last) & (excess > 0)[:, None]
         first = _hottest(snap, is_beyond, num)
         is_offloaded &= ~is_beyond
     return first + _hottest(snap, is_offloaded, num - len(first))
@@ -130,9 +128,9 @@ def choose_swaps(snap: Snapshot, num: int, margin: float) -> tuple[Swap, ...]:
     if num <= 0:
         return ()
     rows = np.arange(snap.num_layers)
-    cold, hot = snap.resident_rank(), snap.offloaded_rank()
-    leaving, coming = cold.argmax(axis=1), hot.argmin(axis=1)
-    exists = (cold[rows, leaving] >= 0) & (hot[rows, coming] < snap.num_experts) & (snap.num_slotted <= snap.limit)
+    cold, hot = snap.resident_heat(), snap.offloaded_heat()
+    leaving, coming = cold.argmin(axis=1), hot.argmax(axis=1)
+    exists = np.isfinite(cold[rows, leaving]) & np.isfinite(hot[rows, coming]) & (snap.num_slotted <= snap.limit)
     smoothing = SMOOTHING / snap.num_experts
     leaves, comes = snap.probability[rows, leaving], snap.probability[rows, coming]
     pays = exists & (comes + smoothing > (1 + margin) * (leaves + smoothing))

@@ -39,10 +39,8 @@ class Snapshot:
     """[loading_depth] int64: slots of each loading buffer; layer l uses buffer l mod loading_depth."""
     probability: np.ndarray
     """[layers, experts] float64: share of the layer's routed tokens."""
-    ranking: np.ndarray
-    """[layers, experts] int64: hottest first."""
-    rank: np.ndarray
-    """[layers, experts] int32: each expert's place in its layer's ranking, 0 the hottest."""
+    heat: np.ndarray
+    """[layers, experts] float64: tokens that each expert drew, ties told apart."""
     coldness: np.ndarray
     """[experts] float64: chance of the i-th coldest expert of a layer to be one of a token's, mean of the layers."""
     fit: StepFit
@@ -72,10 +70,10 @@ class Snapshot:
         """Return [layers] int64: experts of the layer that are only in host memory, not being loaded."""
         return np.asarray((self.state == OFFLOADED).sum(axis=1))
 
-    def resident_rank(self) -> np.ndarray:
-        """Return [layers, experts]: the rank of each resident expert, -1 for others; the largest is the coldest."""
-        return np.where(self.state == RESIDENT, self.rank, np.int32(-1))
+    def resident_heat(self) -> np.ndarray:
+        """Return [layers, experts]: the heat of each resident expert, inf for others, so the least is the coldest."""
+        return np.where(self.state == RESIDENT, self.heat, np.inf)
 
-    def offloaded_rank(self) -> np.ndarray:
-        """Return [layers, experts]: the rank of each offloaded expert, num_experts for others; least is hottest."""
-        return np.where(self.state == OFFLOADED, self.rank, np.int32(self.num_experts))
+    def offloaded_heat(self) -> np.ndarray:
+        """Return [layers, experts]: the heat of each offloaded expert, -inf for others, so the most is the hottest."""
+        return np.where(self.state == OFFLOADED, self.heat, -np.inf)

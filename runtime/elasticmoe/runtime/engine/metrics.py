@@ -5,6 +5,7 @@ be set before vLLM starts; `elasticmoe serve` does that.
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from elasticmoe.runtime.adjuster.adjuster import Adjuster
 from elasticmoe.runtime.contract import labels, names
 from elasticmoe.runtime.device.experts import StepReport
+from elasticmoe.runtime.pages.changes import Plan
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class Metrics:
         self._exposed = counter(names.EXPOSED_FETCH_SECONDS, "Seconds that compute waited for fetches")
         self._changes = counter(names.ADJUSTER_CHANGES, "Experts that the adjuster moved", "kind")
         self._totals = {"missed": 0, "planned": 0, "exposed_s": 0.0}
+        self._decisions = counter(names.ADJUSTER_DECISIONS, "What the adjuster decided, by its cause", "reason")
         self._told = dict.fromkeys(names.CHANGE_KINDS, 0)
         self._recovering = Recovery()
         self._show_from_the_start()
@@ -88,6 +91,11 @@ class Metrics:
         self._count("load", adjuster.counts.loaded)
         self._count("swap", adjuster.counts.swapped)
 
+    def add_decisions(self, decisions: Iterable[Plan]) -> None:
+        """Count what was decided in one step."""
+        for plan in decisions:
+            self._decisions.labels(plan.cause).inc()
+
     def add_report(self, report: StepReport) -> None:
         """Add what a worker counted."""
         self._fetches.labels("missed").inc(report.missed)
@@ -111,6 +119,8 @@ class Metrics:
             self._changes.labels(kind)
         for kind in names.FETCH_KINDS:
             self._fetches.labels(kind)
+        for cause in names.CAUSES:
+            self._decisions.labels(cause)
         self._ratio.set(1)  # nothing was routed yet, so nothing missed
 
     def _count(self, kind: str, total: int) -> None:

@@ -24,6 +24,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from elasticmoe.runtime.adjuster.adjuster import Adjuster, Demand
+from elasticmoe.runtime.adjuster.decision_log import DecisionLog
 from elasticmoe.runtime.contract.config import parse_config, settings_from_env
 from elasticmoe.runtime.device.experts import StepReport
 from elasticmoe.runtime.engine import refusal
@@ -74,6 +75,7 @@ class ElasticMixin(_StockScheduler):
         self._limit_file: LimitFile | None = None
         self._unreported = REPORT_STEPS - 1  # the first step reports: how fast copies are is known from the start
         self._clock = StepClock()
+        self._log = DecisionLog()
         self._observed_s = 0.0
         self._apply_limit(settings.limit)
         self._shadow_allocation(self.kv_cache_manager)
@@ -119,9 +121,16 @@ class ElasticMixin(_StockScheduler):
         self.adjuster.begin_step()
         output = super().schedule(*args, **kwargs)
         self.adjuster.adjust(self._demand())
+        self._tell()
         self._ship(output)
         self._observe()
         return output
+
+    def _tell(self) -> None:
+        decisions = self.adjuster.decisions
+        self.metrics.add_decisions(decisions)
+        if line := self._log.line(decisions, self.adjuster.table, time.monotonic()):
+            logger.info("%s", line)
 
     def _ship(self, output: SchedulerOutput) -> None:
         delta = self.adjuster.drain()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from elasticmoe.runtime.contract.names import Cause
 from elasticmoe.runtime.units import ExpertKey, PageId
 
 Pages = tuple[PageId, PageId, PageId]
@@ -24,6 +25,9 @@ class Plan:
     load: tuple[ExpertKey, ...] = ()
     swap: tuple[Swap, ...] = ()
     reason: str = ""
+    """Why, in words and numbers."""
+    cause: Cause = "refused"
+    """Why, as a label."""
 
     def __bool__(self) -> bool:
         """Return whether the plan changes anything."""

@@ -14,17 +14,18 @@ def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
     """Return the evictions, then the loads, that bring each layer to `limit` offloaded experts; none for KV's sake."""
     if snap.short_pages > 0:
         return Plan(reason="a fixed split evicts nothing for KV")
+    reason = f"{snap.limit} experts a layer are to be offloaded"
     room = snap.limit - snap.num_slotted
     if (room > 0).any() and (evict := _coldest(snap, room)):
-        return Plan(evict=evict, reason=f"{snap.limit} experts a layer are to be offloaded")
+        return Plan(evict=evict, reason=reason, cause="limit")
     excess = int((snap.num_offloaded - snap.limit).clip(min=0).sum())
     num = min(config.adjuster.thresholds.grow_most, snap.free_pages // MATRICES, excess)
-    return Plan(load=choose_loads(snap, num), reason=f"{snap.limit} experts a layer are to be offloaded")
+    return Plan(load=choose_loads(snap, num), reason=reason, cause="limit")
 
 
 def _coldest(snap: Snapshot, num: np.ndarray) -> tuple[ExpertKey, ...]:
     """Return the `num` [layers] coldest resident experts of each layer, coldest first."""
-    order = np.argsort(-snap.resident_rank(), axis=1)
+    order = np.argsort(snap.resident_heat(), axis=1)
     is_chosen = np.arange(snap.num_experts) < np.minimum(num, (snap.state == RESIDENT).sum(axis=1))[:, None]
     layers, places = np.nonzero(is_chosen)
     return tuple(map(ExpertKey, layers.tolist(), order[layers, places].tolist()))

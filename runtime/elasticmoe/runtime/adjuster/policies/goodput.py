@@ -31,13 +31,14 @@ def _reclaim(snap: Snapshot, config: RuntimeConfig) -> Plan:
     short = f"short of {snap.short_pages} pages"
     chosen = choose_evictions(snap, snap.short_pages)
     if chosen is None:
-        return Plan(reason=f"{short}, which no evictions free")
+        return Plan(reason=f"{short}, more than evictions can free")
     if snap.num_running <= 1:
-        return Plan(evict=chosen, reason=f"{short} for the only request")
+        return Plan(evict=chosen, reason=f"{short} for the only request", cause="short")
     if not snap.fit.is_ready:
         return Plan(reason=f"{short}, but no step was measured yet")
     verdict = _judge(snap, config, snap.depth + len(chosen) / snap.num_layers)
-    return Plan(evict=chosen if verdict.pays else (), reason=f"{short}: {verdict.reason}")
+    reason = f"{short}: {verdict.reason}"
+    return Plan(evict=chosen, reason=reason, cause="short") if verdict.pays else Plan(reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ def _bring_back(snap: Snapshot, config: RuntimeConfig) -> Plan:
     growth = ours.growth_reserve * snap.kv_pages if snap.num_running else 0
     spare = snap.free_pages - snap.waiting_pages - growth - thresholds.grow_above
     num = min(int(spare) // MATRICES, _loads_per_step(snap, config))
-    return Plan(load=choose_loads(snap, num), reason=f"{snap.free_pages} pages free, {spare:.0f} of them spare")
+    loads = choose_loads(snap, num)
+    return Plan(load=loads, reason=f"{snap.free_pages} pages free, {spare:.0f} of them spare", cause="room")
 
 
 def _loads_per_step(snap: Snapshot, config: RuntimeConfig) -> int:

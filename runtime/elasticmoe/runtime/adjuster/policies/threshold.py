@@ -21,10 +21,15 @@ def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
     if snap.short_pages > 0:
         wanted = MATRICES * ceil_div(snap.short_pages + 1, MATRICES)
         chosen = choose_evictions(snap, wanted) or choose_evictions(snap, snap.short_pages)
-        return Plan(evict=chosen or (), reason=f"short of {snap.short_pages} pages")
+        if chosen is None:
+            return Plan(reason=f"short of {snap.short_pages} pages, more than evictions can free")
+        return Plan(evict=chosen, reason=f"short of {snap.short_pages} pages", cause="short")
     if snap.free_pages < thresholds.evict_below:
         chosen = choose_evictions(snap, 1) if snap.num_running else None
-        return Plan(evict=chosen or (), reason=f"{snap.free_pages} pages free, below {thresholds.evict_below}")
+        return Plan(
+            evict=chosen or (), reason=f"{snap.free_pages} pages free, below {thresholds.evict_below}", cause="low"
+        )
     spare = snap.free_pages - snap.waiting_pages - thresholds.grow_above
     num = min(thresholds.grow_most, spare // MATRICES)
-    return Plan(load=choose_loads(snap, num), reason=f"{snap.free_pages} pages free, above {thresholds.grow_above}")
+    loads = choose_loads(snap, num)
+    return Plan(load=loads, reason=f"{snap.free_pages} pages free, above {thresholds.grow_above}", cause="room")

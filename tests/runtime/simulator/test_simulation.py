@@ -52,6 +52,7 @@ def test_the_first_gpu_runs_are_met() -> None:
         assert outcome.num_steps == pytest.approx(row["steps"], rel=0.05)
         assert outcome.peak == pytest.approx(row["peak"], rel=0.05)
         assert outcome.num_preemptions == pytest.approx(row["preemptions"], rel=0.05)
+    assert ours.trail.exposed_s == pytest.approx(rows["elastic"]["worker"]["exposed_s"], rel=0.10)
     evicted, loaded, _ = ours.moved
     assert evicted == pytest.approx(rows["elastic"]["evictions"], rel=0.05)
     assert loaded == pytest.approx(rows["elastic"]["loads"], rel=0.05)

@@ -31,6 +31,7 @@ class StepCost:
     """Seconds of one step."""
 
     compute_s: float
+    """All but copies; looking for what is to be fetched included where the host does it."""
     copy_s: float
     """Copies of missed experts and of planned loads."""
     total_s: float
@@ -65,8 +66,8 @@ class StepModel:
         if not may_miss and not num_loads:
             return StepCost(compute_s, 0.0, compute_s)
         if not self.hides_fetches:
-            waited_s = compute_s + float(missed_s.sum()) + self.gpu.host_sync_s * len(layers_s)
-            return StepCost(compute_s, copy_s, max(waited_s, copy_s))
+            synced_s = compute_s + self.gpu.host_sync_s * len(layers_s)
+            return StepCost(synced_s, copy_s, max(synced_s + float(missed_s.sum()), copy_s))
         idle_s = self.gpu.fetch_idle_s * len(layers_s)
         joined_s = float(np.maximum(layers_s, missed_s).sum()) + rest_s
         return StepCost(

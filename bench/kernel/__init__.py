@@ -1,0 +1,1 @@
+"""The pieces of the kernel bench: shapes and routing, timing in graphs, the tuner, the comparison with vLLM."""

@@ -1,0 +1,85 @@
+"""Tunes the paged kernel on the GPU at hand, and times it against vLLM's own fused MoE.
+
+    python -m bench.kernel_gpu tune SHAPE ... --out FILE.json        # configs, and every time measured
+    python -m bench.kernel_gpu run SHAPE ... --out bench/results/kernel-h200.json
+
+`run` takes the committed configs, or a tune's with --configs. Shapes: bench/kernel/shapes.py.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.kernel.shapes import SHAPES
+from bench.serving.meta import collect_meta, find_versions
+
+SIZES = tuple(2**power for power in range(14))
+
+
+def main() -> None:
+    """Run what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("tune", "run"))
+    parser.add_argument("shapes", nargs="+", choices=SHAPES)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=list(SIZES))
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--configs", type=Path, help="a tune's result instead of the committed configs")
+    args = parser.parse_args()
+    result: dict[str, Any] = {"meta": meta()}
+    run = tune_shapes if args.command == "tune" else run_shapes
+    for _ in run(args, result):
+        args.out.write_text(json.dumps(result), encoding="utf-8")
+
+
+def tune_shapes(args: argparse.Namespace, result: dict[str, Any]) -> Iterator[None]:
+    """Add each shape's configs and log."""
+    from bench.kernel.tune import compile_all, tune
+
+    shapes = [SHAPES[name] for name in args.shapes]
+    started = time.perf_counter()
+    failed = compile_all(shapes, args.sizes, args.workers)
+    print(f"compiled in {time.perf_counter() - started:.0f} s, {len(failed)} do not fit", flush=True)
+    for shape in shapes:
+        result[shape.name] = tune(shape, args.sizes, failed)
+        yield
+
+
+def run_shapes(args: argparse.Namespace, result: dict[str, Any]) -> Iterator[None]:
+    """Add each shape's rows."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    from bench.kernel.compare import compare, warm_up
+    from elasticmoe.kernels.config import parse_config
+
+    tuned = json.loads(args.configs.read_text(encoding="utf-8")) if args.configs else {}
+    warm_up([SHAPES[name] for name in args.shapes], args.sizes)
+    for name in args.shapes:
+        configs = {int(tokens): parse_config(entry) for tokens, entry in tuned.get(name, {}).get("configs", {}).items()}
+        with set_current_vllm_config(VllmConfig()):
+            result.setdefault("rows", []).extend(compare(SHAPES[name], args.sizes, args.repeats, configs))
+        yield
+
+
+def meta() -> dict[str, Any]:
+    """Versions, hardware and commit; the commit comes by environment where the tree is a bare copy."""
+    import torch
+
+    found = dataclasses.asdict(collect_meta())
+    found["commit"] = os.environ.get("ELASTICMOE_COMMIT", found["commit"])
+    found["packages"] |= find_versions(("triton",))
+    return found | {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Runs the paged MoE: checks, workspace and grids. The one entry point is `paged_moe`.
+
+Everything is laid out from shapes alone: no sync, no size that depends on data, so calls can be captured in CUDA
+graphs and the table rewritten between replays.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from elasticmoe.kernels.align import Alignment, align
+from elasticmoe.kernels.config import Config, Gemm, Shape, config_for
+from elasticmoe.kernels.few_pairs import down_few_kernel, gate_up_few_kernel
+from elasticmoe.kernels.paged_moe import down_kernel, gate_up_kernel, sum_kernel
+
+SUM_BLOCK = 1024
+TMA_ALIGNMENT = 16
+"""Bytes that the hardware wants a descriptor's address and strides to be multiples of."""
+HOPPER = (9, 0)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The operands of one call, as `reference.paged_moe` names them."""
+
+    hidden: torch.Tensor
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+    up_pages: torch.Tensor
+    down_pages: torch.Tensor
+    table: torch.Tensor
+
+    def check(self) -> None:
+        """Assert what the kernels take for granted: types, layout and sizes that agree."""
+        f, d = self.up_pages.shape[1:]
+        assert self.hidden.dtype in DTYPES, f"{self.hidden.dtype} weights, the kernels take {DTYPES}"
+        assert self.topk_ids.dtype == self.table.dtype == torch.int32, f"{self.topk_ids.dtype} ids, want int32"
+        assert self.topk_weights.dtype == torch.float32, f"{self.topk_weights.dtype} weights, want float32"
+        assert self.hidden.shape[1] == d, f"hidden {tuple(self.hidden.shape)}, pages of {d} columns"
+        assert self.down_pages.shape == (self.up_pages.shape[0], d, f), f"W2 {tuple(self.down_pages.shape)}"
+        assert self.up_pages.stride(0) == self.down_pages.stride(0), "two views of one arena have one stride"
+        assert self.up_pages.stride()[1:] == (d, 1), f"W1 strides {self.up_pages.stride()}"
+        assert self.down_pages.stride()[1:] == (f, 1), f"W2 strides {self.down_pages.stride()}"
+        for tensor in (self.hidden, self.topk_weights, self.topk_ids, self.table):
+            assert tensor.is_contiguous(), f"strides {tensor.stride()} of {tuple(tensor.shape)}"
+
+
+def paged_moe(
+    hidden: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    up_pages: torch.Tensor,
+    down_pages: torch.Tensor,
+    table: torch.Tensor,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """The routed experts' output [T, d]; as the reference, and a pair with expert id -1 adds nothing."""
+    batch = Batch(hidden, topk_weights, topk_ids, up_pages, down_pages, table)
+    batch.check()
+    if not topk_ids.numel():
+        return torch.zeros_like(hidden)
+    chosen = config or choose(batch)
+    return _few(batch, chosen) if chosen.block_m == 1 else _grouped(batch, chosen)
+
+
+def choose(batch: Batch) -> Config:
+    """The config for these shapes on this device: measured, or else safe."""
+    (tokens, top_k), num_experts = batch.topk_ids.shape, batch.table.shape[0]
+    _, f, d = batch.up_pages.shape
+    device = batch.hidden.device
+    shape = Shape(num_experts, top_k, f, d, batch.hidden.dtype)
+    return config_for(_device_name(device), shape, tokens, is_hopper=_capability(device) == HOPPER)
+
+
+@functools.cache
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device).replace(" ", "_") if device.type == "cuda" else device.type
+
+
+@functools.cache
+def _num_sms(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def _can_tma(batch: Batch) -> bool:
+    """Whether the hardware, or Triton's interpreter, can address the arena by descriptor: strides must suit it."""
+    device, pages = batch.hidden.device, batch.up_pages
+    sizes = (*pages.shape[1:], pages.stride(0), pages.storage_offset())
+    return (device.type == "cpu" or _capability(device) >= HOPPER) and all(
+        size * pages.dtype.itemsize % TMA_ALIGNMENT == 0 for size in sizes
+    )
+
+
+def _few(batch: Batch, config: Config) -> torch.Tensor:
+    """Two launches, a pair at a time."""
+    (tokens, top_k), (_, f, d) = batch.topk_ids.shape, batch.up_pages.shape
+    act = torch.empty((tokens * top_k, f), dtype=batch.hidden.dtype, device=batch.hidden.device)
+    out = torch.empty_like(batch.hidden)
+    page, first, second = batch.up_pages.stride(0), config.gate_up, config.down
+    gate_up_few_kernel[(tokens * top_k, triton.cdiv(f, first.block_n))](
+        batch.hidden, batch.up_pages, act, batch.table, batch.topk_ids, page, top_k, f, d,
+        first.block_n, first.block_k, config.pdl, num_warps=first.num_warps,
+    )  # fmt: skip
+    down_few_kernel[(tokens, triton.cdiv(d, second.block_n))](
+        act, batch.down_pages, batch.topk_weights, out, batch.table, batch.topk_ids, page, top_k, d, f,
+        second.block_n, second.block_k, config.pdl, num_warps=second.num_warps, **_after(config),
+    )  # fmt: skip
+    return out
+
+
+def _grouped(batch: Batch, config: Config) -> torch.Tensor:
+    """Align, two GEMMs, and the weighted sum."""
+    (tokens, top_k), (_, f, d) = batch.topk_ids.shape, batch.up_pages.shape
+    dtype, device = batch.hidden.dtype, batch.hidden.device
+    order = align(batch.topk_ids, batch.table, config.block_m, pdl=config.pdl)
+    slots = order.sorted_token_ids.shape[0]
+    act = torch.empty((slots, f), dtype=dtype, device=device)
+    products = torch.empty((slots, d), dtype=dtype, device=device)
+    out = torch.empty_like(batch.hidden)
+    gate_up(batch, config, order, act)
+    down(batch, config, order, act, products)
+    sum_kernel[(tokens, triton.cdiv(d, SUM_BLOCK))](
+        products, batch.topk_weights, order.slots, out, top_k, d, SUM_BLOCK, config.pdl, num_warps=4, **_after(config)
+    )
+    return out
+
+
+def gate_up(batch: Batch, config: Config, order: Alignment, act: torch.Tensor) -> None:
+    """Fill `act` [slots, f]; rows that pad a block are left as they were."""
+    gemm, (_, f, d), (tokens, top_k) = config.gate_up, batch.up_pages.shape, batch.topk_ids.shape
+    blocks, tma = order.block_pages.shape[0], gemm.tma and _can_tma(batch)
+    gate_up_kernel[(blocks * triton.cdiv(f, gemm.block_n),)](
+        batch.hidden, batch.up_pages, _pages_desc(batch.up_pages, gemm) if tma else None, act,
+        order.sorted_token_ids, order.block_pages, tokens * top_k, blocks, batch.up_pages.stride(0), top_k, f, d,
+        config.block_m, gemm.block_n, gemm.block_k, gemm.group_m, gemm.halvings, tma, gemm.swap, config.pdl,
+        num_warps=gemm.num_warps, num_stages=gemm.num_stages, **_after(config),
+    )  # fmt: skip
+
+
+def down(batch: Batch, config: Config, order: Alignment, act: torch.Tensor, products: torch.Tensor) -> None:
+    """Fill `products` [slots, d] from `act` [slots, f]; rows that pad a block are left as they were."""
+    gemm, (_, f, d), pairs = config.down, batch.up_pages.shape, order.slots.numel()
+    blocks, tma = order.block_pages.shape[0], gemm.tma and _can_tma(batch)
+    tiles, persistent = blocks * triton.cdiv(d, gemm.block_n), tma and gemm.persistent
+    down_kernel[(min(tiles, _num_sms(act.device)) if persistent else tiles,)](
+        act, TensorDescriptor.from_tensor(act, [config.block_m, gemm.block_k]) if persistent else None,
+        batch.down_pages, _pages_desc(batch.down_pages, gemm) if tma else None, products,
+        order.sorted_token_ids, order.block_pages, order.num_blocks, pairs, blocks, batch.up_pages.stride(0), d, f,
+        config.block_m, gemm.block_n, gemm.block_k, gemm.group_m, gemm.halvings, tma, persistent, gemm.swap, config.pdl,
+        num_warps=gemm.num_warps, num_stages=gemm.num_stages, **_after(config),
+    )  # fmt: skip
+
+
+def _pages_desc(pages: torch.Tensor, gemm: Gemm) -> TensorDescriptor:
+    """The whole arena: a box of BLOCK_N rows and BLOCK_K columns of one page."""
+    return TensorDescriptor.from_tensor(pages, [1, gemm.block_n, gemm.block_k])
+
+
+def _after(config: Config) -> dict[str, bool]:
+    """The launch option that lets a kernel start while the one before it ends."""
+    return {"launch_pdl": True} if config.pdl else {}

@@ -1,0 +1,297 @@
+"""The paged MoE on a GPU: two grouped GEMMs that read every expert's weights through the page table.
+
+Called by `launch`, specified by `reference.paged_moe`. Shapes: T tokens, N experts, K top-k, d hidden, f intermediate;
+a *pair* is `token * K + rank`, a *slot* a row of the order that `align` made, BLOCK_M slots are a block of one expert.
+A tile is one block times BLOCK_N rows of a weight matrix, and looks its page up once. Matrices are [rows, cols] =
+[f, d] (W1, W3) or [d, f] (W2), `page` elements apart in the arena, rows past the last are masked: BLOCK_N needn't
+divide them. With TMA set, the two descriptors are [P, rows, cols] over the whole arena, so the hardware masks.
+"""
+
+import triton
+import triton.language as tl
+
+W1 = tl.constexpr(0)
+W3 = tl.constexpr(1)
+W2 = tl.constexpr(2)
+
+
+@triton.jit(do_not_specialize=["pairs", "blocks"])
+def gate_up_kernel(
+    hidden_ptr,
+    pages_ptr,
+    pages_desc,
+    act_ptr,
+    sorted_ptr,
+    block_pages_ptr,
+    pairs,
+    blocks,
+    page,
+    TOP_K: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    HALVINGS: tl.constexpr,
+    TMA: tl.constexpr,
+    SWAP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """act[slot, n] = silu(W1_n · x) * (W3_n · x), x the token of the slot's pair."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    block, strip = _place(tl.program_id(0), blocks, tl.cdiv(ROWS, BLOCK_N), GROUP_M)
+    w1 = tl.load(block_pages_ptr + block * 3 + W1)
+    w3 = tl.load(block_pages_ptr + block * 3 + W3)
+    if w1 >= 0:
+        _gate_up_tile(
+            block * BLOCK_M, strip * BLOCK_N, w1, w3, hidden_ptr, pages_ptr, pages_desc, act_ptr, sorted_ptr, pairs,
+            page, TOP_K, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, HALVINGS, TMA, SWAP,
+        )  # fmt: skip
+
+
+@triton.jit
+def _gate_up_tile(
+    first, start, w1, w3, hidden_ptr, pages_ptr, pages_desc, act_ptr, sorted_ptr, pairs, page, TOP_K: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    HALVINGS: tl.constexpr, TMA: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
+    """The tile of slots [first, first + HEIGHT) and weight rows [start, start + BLOCK_N), or of half the height."""
+    if HALVINGS == 0:
+        _gate_up(
+            first, start, w1, w3, hidden_ptr, pages_ptr, pages_desc, act_ptr, sorted_ptr, pairs, page,
+            TOP_K, ROWS, COLS, HEIGHT, BLOCK_N, BLOCK_K, TMA, SWAP,
+        )  # fmt: skip
+    elif tl.load(sorted_ptr + first + HEIGHT // 2) >= pairs:
+        _gate_up_tile(
+            first, start, w1, w3, hidden_ptr, pages_ptr, pages_desc, act_ptr, sorted_ptr, pairs, page,
+            TOP_K, ROWS, COLS, HEIGHT // 2, BLOCK_N, BLOCK_K, HALVINGS - 1, TMA, SWAP,
+        )  # fmt: skip
+    else:
+        _gate_up(
+            first, start, w1, w3, hidden_ptr, pages_ptr, pages_desc, act_ptr, sorted_ptr, pairs, page,
+            TOP_K, ROWS, COLS, HEIGHT, BLOCK_N, BLOCK_K, TMA, SWAP,
+        )  # fmt: skip
+
+
+@triton.jit
+def _gate_up(
+    first, start, w1, w3, hidden_ptr, pages_ptr, pages_desc, act_ptr, sorted_ptr, pairs, page, TOP_K: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    TMA: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
+    slot = first + tl.arange(0, HEIGHT)
+    pair = tl.load(sorted_ptr + slot)
+    is_pair = pair < pairs
+    row = start + tl.arange(0, BLOCK_N)
+    col = tl.arange(0, BLOCK_K)
+    x = hidden_ptr + (pair // TOP_K).to(tl.int64) * COLS
+    gate_ptr = pages_ptr + w1.to(tl.int64) * page
+    up_ptr = pages_ptr + w3.to(tl.int64) * page
+    gate = _zeros(HEIGHT, BLOCK_N, SWAP)
+    up = _zeros(HEIGHT, BLOCK_N, SWAP)
+    for k in range(0, COLS, BLOCK_K):
+        a = _rows(x, is_pair, k, col, COLS, BLOCK_K)
+        b = _weights(gate_ptr, pages_desc, w1, start, row, k, col, ROWS, COLS, BLOCK_N, BLOCK_K, TMA)
+        c = _weights(up_ptr, pages_desc, w3, start, row, k, col, ROWS, COLS, BLOCK_N, BLOCK_K, TMA)
+        gate = _dot(a, b, gate, SWAP)
+        up = _dot(a, c, up, SWAP)
+    act = (gate / (1 + tl.exp(-gate)) * up).to(act_ptr.dtype.element_ty)
+    _store(act_ptr, act, slot, is_pair, row, ROWS, BLOCK_N, SWAP)
+
+
+@triton.jit(do_not_specialize=["pairs", "blocks"])
+def down_kernel(
+    act_ptr,
+    rows_desc,
+    pages_ptr,
+    pages_desc,
+    products_ptr,
+    sorted_ptr,
+    block_pages_ptr,
+    num_blocks_ptr,
+    pairs,
+    blocks,
+    page,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    HALVINGS: tl.constexpr,
+    TMA: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+    SWAP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """products[slot, n] = W2_n · act[slot]; persistent programs read the slots' rows by descriptor too."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    strips = tl.cdiv(ROWS, BLOCK_N)
+    if PERSISTENT:
+        num_blocks = tl.load(num_blocks_ptr)
+        for tile in tl.range(tl.program_id(0), num_blocks * strips, tl.num_programs(0), flatten=True):
+            block, strip = _place(tile, num_blocks, strips, GROUP_M)
+            w2 = tl.load(block_pages_ptr + block * 3 + W2)
+            _down(
+                block * BLOCK_M, strip * BLOCK_N, w2, act_ptr, rows_desc, pages_ptr, pages_desc, products_ptr,
+                sorted_ptr, pairs, page, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, TMA, PERSISTENT, SWAP,
+            )  # fmt: skip
+    else:
+        block, strip = _place(tl.program_id(0), blocks, strips, GROUP_M)
+        w2 = tl.load(block_pages_ptr + block * 3 + W2)
+        if w2 >= 0:
+            _down_tile(
+                block * BLOCK_M, strip * BLOCK_N, w2, act_ptr, rows_desc, pages_ptr, pages_desc, products_ptr,
+                sorted_ptr, pairs, page, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, HALVINGS, TMA, SWAP,
+            )  # fmt: skip
+
+
+@triton.jit
+def _down_tile(
+    first, start, w2, act_ptr, rows_desc, pages_ptr, pages_desc, products_ptr, sorted_ptr, pairs, page,
+    ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    HALVINGS: tl.constexpr, TMA: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
+    """As `_gate_up_tile`."""
+    if HALVINGS == 0:
+        _down(
+            first, start, w2, act_ptr, rows_desc, pages_ptr, pages_desc, products_ptr, sorted_ptr, pairs, page,
+            ROWS, COLS, HEIGHT, BLOCK_N, BLOCK_K, TMA, False, SWAP,
+        )  # fmt: skip
+    elif tl.load(sorted_ptr + first + HEIGHT // 2) >= pairs:
+        _down_tile(
+            first, start, w2, act_ptr, rows_desc, pages_ptr, pages_desc, products_ptr, sorted_ptr, pairs, page,
+            ROWS, COLS, HEIGHT // 2, BLOCK_N, BLOCK_K, HALVINGS - 1, TMA, SWAP,
+        )  # fmt: skip
+    else:
+        _down(
+            first, start, w2, act_ptr, rows_desc, pages_ptr, pages_desc, products_ptr, sorted_ptr, pairs, page,
+            ROWS, COLS, HEIGHT, BLOCK_N, BLOCK_K, TMA, False, SWAP,
+        )  # fmt: skip
+
+
+@triton.jit
+def _down(
+    first, start, w2, act_ptr, rows_desc, pages_ptr, pages_desc, products_ptr, sorted_ptr, pairs, page,
+    ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    TMA: tl.constexpr, ROWS_TMA: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
+    slot = first + tl.arange(0, HEIGHT)
+    is_pair = tl.load(sorted_ptr + slot) < pairs
+    row = start + tl.arange(0, BLOCK_N)
+    col = tl.arange(0, BLOCK_K)
+    x = act_ptr + slot.to(tl.int64) * COLS
+    down_ptr = pages_ptr + w2.to(tl.int64) * page
+    product = _zeros(HEIGHT, BLOCK_N, SWAP)
+    for k in range(0, COLS, BLOCK_K):
+        if ROWS_TMA:
+            a = rows_desc.load([first, k])
+        else:
+            a = _rows(x, is_pair, k, col, COLS, BLOCK_K)
+        b = _weights(down_ptr, pages_desc, w2, start, row, k, col, ROWS, COLS, BLOCK_N, BLOCK_K, TMA)
+        product = _dot(a, b, product, SWAP)
+    _store(products_ptr, product.to(products_ptr.dtype.element_ty), slot, is_pair, row, ROWS, BLOCK_N, SWAP)
+
+
+@triton.jit
+def sum_kernel(
+    products_ptr,
+    weights_ptr,
+    slots_ptr,
+    out_ptr,
+    TOP_K: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out[t] = sum over k, in order, of weights[t, k] * products[slots[t, k]]; a masked pair adds nothing."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for k in tl.static_range(TOP_K):
+        slot = tl.load(slots_ptr + token * TOP_K + k)
+        weight = tl.load(weights_ptr + token * TOP_K + k)
+        at = products_ptr + slot.to(tl.int64) * COLS + col
+        total += weight * tl.load(at, mask=(col < COLS) & (slot >= 0), other=0.0).to(tl.float32)
+    tl.store(out_ptr + token.to(tl.int64) * COLS + col, total.to(out_ptr.dtype.element_ty), mask=col < COLS)
+
+
+@triton.jit
+def _place(tile, blocks, strips, GROUP_M: tl.constexpr):
+    """The block and the strip of weight rows of a tile: GROUP_M blocks share a strip before the next one's turn."""
+    group = tile // (GROUP_M * strips)
+    first = group * GROUP_M
+    size = tl.minimum(blocks - first, GROUP_M)
+    within = tile % (GROUP_M * strips)
+    return first + within % size, within // size
+
+
+@triton.jit
+def _rows(x, is_row, k, col, COLS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The rows at pointers `x`, columns [k, k + BLOCK_K); [BLOCK_M, BLOCK_K]."""
+    at = x[:, None] + k + col[None, :]
+    if COLS % BLOCK_K == 0:
+        rows = tl.load(at, mask=is_row[:, None], other=0.0)
+    else:
+        rows = tl.load(at, mask=is_row[:, None] & (k + col[None, :] < COLS), other=0.0)
+    return rows
+
+
+@triton.jit
+def _weights(
+    matrix, desc, page_id, start, row, k, col, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """Rows [start, start + BLOCK_N) and columns [k, k + BLOCK_K) of one matrix, zeros past its edges."""
+    if TMA:
+        weights = desc.load([page_id, start, k]).reshape(BLOCK_N, BLOCK_K)
+    else:
+        at = matrix + row[:, None] * COLS + k + col[None, :]
+        if ROWS % BLOCK_N == 0 and COLS % BLOCK_K == 0:
+            weights = tl.load(at)
+        elif COLS % BLOCK_K == 0:
+            weights = tl.load(at, mask=row[:, None] < ROWS, other=0.0)
+        else:
+            weights = tl.load(at, mask=(row[:, None] < ROWS) & (k + col[None, :] < COLS), other=0.0)
+    return weights
+
+
+@triton.jit
+def _dot(a, b, total, SWAP: tl.constexpr):
+    """Add a · bᵀ to `total`, or its transpose: the matrix units want 64 rows, which weights always have."""
+    if SWAP:
+        total = tl.dot(b, a.T, total, input_precision="ieee")
+    else:
+        total = tl.dot(a, b.T, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _zeros(HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr):
+    """An empty tile, as `_dot` fills it."""
+    if SWAP:
+        total = tl.zeros([BLOCK_N, HEIGHT], dtype=tl.float32)
+    else:
+        total = tl.zeros([HEIGHT, BLOCK_N], dtype=tl.float32)
+    return total
+
+
+@triton.jit
+def _store(
+    to_ptr, tile, slot, is_pair, row, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
+    """Write a tile to its slots' rows; those that pad a block keep what they held."""
+    if SWAP:
+        tile = tile.T
+    at = to_ptr + slot.to(tl.int64)[:, None] * ROWS + row[None, :]
+    if ROWS % BLOCK_N == 0:
+        tl.store(at, tile, mask=is_pair[:, None])
+    else:
+        tl.store(at, tile, mask=is_pair[:, None] & (row[None, :] < ROWS))

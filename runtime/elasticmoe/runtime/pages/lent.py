@@ -1,7 +1,8 @@
 """The huge pages lent to experts: which of their expert pages are free, and how to empty one. Used by the page pool."""
 
 from collections import OrderedDict
-from itertools import islice
+from collections.abc import Iterator
+from itertools import chain, islice
 
 from elasticmoe.runtime.pages.changes import Move
 from elasticmoe.runtime.pages.tiers import Tiers
@@ -18,22 +19,26 @@ class LentPages:
         """Start with nothing lent."""
         self._tiers = tiers
         self._free: dict[HugeId, set[PageId]] = {}
+        """The free pages of lent huge pages that have any."""
         self._lines = [OrderedDict[HugeId, None]() for _ in range(tiers.pages_per_huge + 1)]
-        """Lent huge pages by their number of free pages."""
+        """Those huge pages by their number of free pages."""
+        self._is_full = bytearray()
+        """By huge page: whether it is lent with every page owned, as most are; a byte each."""
+        self._num_full = 0
         self.num_free = 0
 
     def __len__(self) -> int:
         """Return the number of lent huge pages."""
-        return len(self._free)
+        return self._num_full + len(self._free)
 
     def __contains__(self, huge: HugeId) -> bool:
         """Return whether a huge page is lent."""
-        return huge in self._free
+        return huge in self._free or self._is_full[huge : huge + 1] == b"\1"
 
     @property
     def num_owned(self) -> int:
         """Return the expert pages that somebody owns."""
-        return len(self._free) * self._tiers.pages_per_huge - self.num_free
+        return len(self) * self._tiers.pages_per_huge - self.num_free
 
     def lend(self, huge: HugeId) -> None:
         """Add a huge page, all its expert pages free."""
@@ -62,16 +67,24 @@ class LentPages:
         assert page in free, f"expert page {page} taken but not free"
         del self._lines[len(free)][huge]
         free.remove(page)
-        self._lines[len(free)][huge] = None
         self.num_free -= 1
+        if free:
+            self._lines[len(free)][huge] = None
+        else:
+            del self._free[huge]
+            self._set_full(huge, is_full=True)
 
     def give(self, page: PageId) -> bool:
         """Free one owned page; return whether its huge page is wholly free now."""
         huge = self._tiers.huge_of_page(page)
+        assert huge in self, f"expert page {page} freed but its huge page is not lent"
         free = self._free.get(huge)
-        assert free is not None, f"expert page {page} freed but its huge page is not lent"
-        assert page not in free, f"expert page {page} freed but nobody owns it"
-        del self._lines[len(free)][huge]
+        if free is None:
+            free = self._free[huge] = set()
+            self._set_full(huge, is_full=False)
+        else:
+            assert page not in free, f"expert page {page} freed but nobody owns it"
+            del self._lines[len(free)][huge]
         free.add(page)
         self._lines[len(free)][huge] = None
         self.num_free += 1
@@ -85,13 +98,22 @@ class LentPages:
         if self.num_free < self._tiers.pages_per_huge:
             return []
         fixed = {self._tiers.huge_of_page(page) for page in pinned}
-        huge = next((h for line in reversed(self._lines) for h in line if h not in fixed), None)
+        emptiest_first = chain((h for line in reversed(self._lines) for h in line), self._full())
+        huge = next((h for h in emptiest_first if h not in fixed), None)
         if huge is None:
             return []
-        owned = [p for p in map(PageId, self._tiers.pages_of(huge)) if p not in self._free[huge]]
+        owned = [p for p in map(PageId, self._tiers.pages_of(huge)) if p not in self._free.get(huge, ())]
         fullest_first = (h for line in self._lines[1:] for h in line if h != huge)
         room = islice((page for h in fullest_first for page in sorted(self._free[h])), len(owned))
         return [Move(src, dst) for src, dst in zip(owned, room, strict=True)]
+
+    def _full(self) -> Iterator[HugeId]:
+        return (HugeId(huge) for huge, is_full in enumerate(self._is_full) if is_full)
+
+    def _set_full(self, huge: HugeId, *, is_full: bool) -> None:
+        self._is_full.extend(bytes(max(0, huge + 1 - len(self._is_full))))
+        self._is_full[huge] = is_full
+        self._num_full += 1 if is_full else -1
 
     def check_integrity(self) -> None:
         """Raise AssertionError with the arithmetic unless lines and counts agree with what is free."""
@@ -100,4 +122,7 @@ class LentPages:
         lines = {huge: num for num, line in enumerate(self._lines) for huge in line}
         assert lines == {h: len(f) for h, f in self._free.items()}, f"lines {lines} of {self._free}"
         assert sum(map(len, self._lines)) == len(self._free), "a huge page stands in two lines"
+        assert not self._lines[0], f"huge pages in line with nothing free: {list(self._lines[0])}"
+        assert self._free.keys().isdisjoint(self._full()), "a huge page is full and has free pages"
+        assert self._num_full == sum(self._is_full), f"{sum(self._is_full)} huge pages full, counted {self._num_full}"
         assert not self._lines[-1], f"unmerged huge pages {list(self._lines[-1])}"

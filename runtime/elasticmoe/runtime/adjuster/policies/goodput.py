@@ -13,9 +13,10 @@ from elasticmoe.runtime.adjuster.forecast import forecast, missed_bytes
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.contract.config import RuntimeConfig
 from elasticmoe.runtime.pages.changes import Plan
-from elasticmoe.runtime.units import MATRICES
+from elasticmoe.runtime.units import MATRICES, ceil_div
 
-NUM_DEPTHS = 17
+FURTHER = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
+"""Depths that are tried beyond what a shortage asks for, as shares of the way to the limit: finest where it begins."""
 IDLE_SLICE_S = 0.01
 """Seconds of copies that an idle engine starts at once: what the next request may have to wait for."""
 
@@ -29,16 +30,19 @@ def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
 
 def _reclaim(snap: Snapshot, config: RuntimeConfig) -> Plan:
     short = f"short of {snap.short_pages} pages"
+    if snap.num_running <= 1:
+        reason = f"{short} for the only request"
+    elif not snap.fit.is_ready:
+        return Plan(reason=f"{short}, but no step was measured yet")
+    else:
+        verdict = _judge(snap, config)
+        reason = f"{short}: {verdict.reason}"
+        if not verdict.pays:
+            return Plan(reason=reason)
     chosen = choose_evictions(snap, snap.short_pages)
     if chosen is None:
         return Plan(reason=f"{short}, more than evictions can free")
-    if snap.num_running <= 1:
-        return Plan(evict=chosen, reason=f"{short} for the only request", cause="short")
-    if not snap.fit.is_ready:
-        return Plan(reason=f"{short}, but no step was measured yet")
-    verdict = _judge(snap, config, snap.depth + len(chosen) / snap.num_layers)
-    reason = f"{short}: {verdict.reason}"
-    return Plan(evict=chosen, reason=reason, cause="short") if verdict.pays else Plan(reason=reason)
+    return Plan(evict=chosen, reason=reason, cause="short")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,12 @@ class _Verdict:
     reason: str
 
 
-def _judge(snap: Snapshot, config: RuntimeConfig, after: float) -> _Verdict:
-    """Return whether going to a depth pays: it must lie on the way to the best one, and keep the TPOT promised."""
-    limit = min(snap.limit, snap.num_experts)
-    depth = np.concatenate(([snap.depth, after], np.linspace(0, limit, NUM_DEPTHS)))
+def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
+    """Return whether covering the shortage pays: it must lie on the way to the best depth and keep the TPOT."""
+    now = snap.depth
+    after = now + ceil_div(snap.short_pages, MATRICES) / snap.num_layers
+    room = max(0.0, min(snap.limit, snap.num_experts) - after)
+    depth = np.array([now, after, *(after + room * share for share in FURTHER)])
     expected = forecast(snap, depth)
     slo_s = config.slo.tpot_ms / 1000
     rates = np.where(expected.step_s <= slo_s, expected.tokens_per_s, 0.0)

@@ -1,0 +1,246 @@
+"""What a step's decisions cost: time in the adjuster and bytes of its bookkeeping, for each policy and situation.
+
+One engine's worth of real pool, table, expert load and policy; the KV side is a port that does nothing. A step is what
+the scheduler asks for: begin, a rescue where a request is short, adjust, drain, and every 16th the workers' counts. Run
+it with `.venv/bin/python bench/adjuster.py`; it writes bench/results/adjuster.json.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from bench.serving.meta import collect_meta  # noqa: E402 -- found through the line above
+from elasticmoe.runtime.adjuster.adjuster import IDLE, Adjuster, Demand  # noqa: E402
+from elasticmoe.runtime.adjuster.sample import StepSample  # noqa: E402
+from elasticmoe.runtime.contract.config import AdjusterConfig, PolicyName, RuntimeConfig  # noqa: E402
+from elasticmoe.runtime.expert_load import ExpertLoad  # noqa: E402
+from elasticmoe.runtime.pages.placement import Geometry  # noqa: E402
+from elasticmoe.runtime.pages.tiers import fit_tiers  # noqa: E402
+from elasticmoe.runtime.units import MATRICES, BlockId  # noqa: E402
+
+RESULT = ROOT / "bench" / "results" / "adjuster.json"
+POLICIES: tuple[PolicyName, ...] = ("threshold", "fixed", "goodput")
+TOP_K = 8
+REPORT_STEPS = 16
+BATCH = 64
+RUNNING = Demand(waiting_blocks=0, num_running=BATCH, num_waiting=0)
+QUEUED = Demand(waiting_blocks=400, num_running=BATCH, num_waiting=40)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model and its arena, in pages of Qwen3-30B-A3B's sizes."""
+
+    num_layers: int
+    num_experts: int
+    num_blocks: int
+
+    @property
+    def name(self) -> str:
+        """Layers × experts, and blocks."""
+        return f"{self.num_layers}x{self.num_experts}, {self.num_blocks} blocks"
+
+
+SIZES = (Size(48, 128, 40_000), Size(94, 512, 94 * 512 * MATRICES * 2 + 4000))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case: microseconds a step in the adjuster, the slowest step of a hundred, and bytes of all its books."""
+
+    case: str
+    us_per_step: float
+    p99_us: float
+    bytes: int
+
+
+class NoPort:
+    """A KV side that takes note of nothing."""
+
+    def lend(self, blocks: Sequence[BlockId]) -> None:
+        """Do nothing."""
+
+    def give_back(self, blocks: Sequence[BlockId]) -> None:
+        """Do nothing."""
+
+
+class Bench:
+    """One adjuster with KV that requests take and free, and routing that can change."""
+
+    def __init__(self, size: Size, policy: PolicyName) -> None:
+        """Start with some experts of each layer away and a measured engine."""
+        self.geometry = Geometry(
+            fit_tiers(3 * 2**20, 3 * 2**19), size.num_blocks, size.num_layers, size.num_experts, 2, 64
+        )
+        config = RuntimeConfig(policy=policy, adjuster=AdjusterConfig())
+        load = ExpertLoad(size.num_layers, size.num_experts, config.adjuster.half_life_tokens, TOP_K)
+        self.random = np.random.default_rng(0)
+        tracemalloc.start()
+        self.adjuster = Adjuster(self.geometry, config, load, NoPort(), None)
+        self.adjuster.drain()
+        self.shift()
+        self.route(4096)
+        gc.collect()
+        self.bytes = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        self.adjuster.learn(measured())
+        self.used: list[BlockId] = []
+
+    def shift(self) -> None:
+        """Draw which experts are hot."""
+        heat = np.exp(0.8 * self.random.standard_normal((self.geometry.num_layers, self.geometry.num_experts)))
+        self.shares = heat / heat.sum(axis=1, keepdims=True)
+        self.counts = self.random.multinomial(TOP_K * BATCH * REPORT_STEPS, self.shares)
+
+    def route(self, tokens: int) -> None:
+        """Report the counts of so many tokens."""
+        self.adjuster.load.add(self.random.multinomial(TOP_K * tokens, self.shares))
+
+    def use(self, num: int) -> None:
+        """Have requests take blocks."""
+        pool = self.adjuster.table.pool
+        for block in pool.pick_plain(num, None):
+            pool.use_block(block)
+            self.used.append(block)
+
+    def squeeze(self, left: int) -> None:
+        """Have requests take all blocks but a few, once ten experts of each layer have left (as in a fixed split)."""
+        if not self.used:
+            self.use(self.adjuster.table.pool.num_free_blocks)
+            self.adjuster.begin_step()
+            self.adjuster.rescue(20 * (self.geometry.num_layers - 2) * MATRICES)
+            self.adjuster.drain()
+        self.use(max(0, self.adjuster.table.pool.num_free_blocks - left))
+
+    def let_go(self, num: int) -> None:
+        """Have requests free blocks."""
+        for _ in range(min(num, len(self.used))):
+            self.adjuster.table.pool.free_block(self.used.pop(), is_cached=False)
+
+
+def measured() -> StepSample:
+    """What an engine with a fast bus would measure in 16 steps."""
+    return StepSample(
+        num_steps=REPORT_STEPS,
+        duration_s=0.2,
+        num_tokens=BATCH * REPORT_STEPS + 340,
+        num_requests=BATCH * REPORT_STEPS,
+        num_prompt_steps=2,
+        num_prompt_tokens=340,
+        num_new_tokens=BATCH * REPORT_STEPS,
+        num_missed=10,
+        exposed_s=0.002,
+        copied_bytes=10**9,
+        copy_s=0.018,
+        num_preempted=0,
+    )
+
+
+def step(bench: Bench, number: int, demand: Demand, short: int = 0) -> None:
+    """Take one step as the scheduler does."""
+    adjuster = bench.adjuster
+    adjuster.begin_step()
+    if short:
+        adjuster.rescue(short, demand, lost_tokens=300)
+    adjuster.adjust(demand)
+    adjuster.drain()
+    if number % REPORT_STEPS == 0:
+        adjuster.load.add(bench.counts)
+        adjuster.learn(measured())
+
+
+Situation = Callable[[Bench, int], Callable[[], None]]
+"""Prepares step `number` outside the clock, returns what is timed."""
+
+
+def balanced(bench: Bench, number: int) -> Callable[[], None]:
+    """Pages are used up to a few, and nothing is to be done."""
+    bench.squeeze(left=12)
+    return lambda: step(bench, number, RUNNING)
+
+
+def burst(bench: Bench, number: int) -> Callable[[], None]:
+    """Every step a request is short of 8 blocks; once no expert may leave, requests end and all come back."""
+    pool = bench.adjuster.table.pool
+    bench.use(pool.num_free_blocks)
+    if number % 200 == 0:
+        bench.let_go(len(bench.used))
+        while bench.adjuster.wants_step():
+            step(bench, 1, IDLE)
+        bench.use(pool.num_free_blocks)
+    return lambda: step(bench, number, QUEUED, short=8)
+
+
+def recovery(bench: Bench, number: int) -> Callable[[], None]:
+    """A burst has ended: experts come back each step; when all have, another burst sends them away."""
+    if number % 100 == 0:
+        pool = bench.adjuster.table.pool
+        bench.use(pool.num_free_blocks)
+        bench.adjuster.begin_step()
+        bench.adjuster.rescue(1500)
+        bench.adjuster.drain()
+        bench.let_go(len(bench.used))
+    return lambda: step(bench, number, IDLE)
+
+
+def shift(bench: Bench, number: int) -> Callable[[], None]:
+    """Routing has changed: each step swaps as many experts as its bytes allow."""
+    if number % 100 == 0:
+        bench.shift()
+        bench.route(8192)
+    bench.squeeze(left=12)
+    return lambda: step(bench, number, RUNNING)
+
+
+SITUATIONS: dict[str, Situation] = {"balanced": balanced, "burst": burst, "recovery": recovery, "shift": shift}
+
+
+def measure(bench: Bench, situation: Situation, num_steps: int) -> Iterator[float]:
+    """Seconds of CPU that each step takes, whoever else runs; the first ones, which fill caches, are left out."""
+    for number in range(num_steps + 20):
+        timed = situation(bench, number)
+        started_s = time.thread_time()
+        timed()
+        if number >= 20:
+            yield time.thread_time() - started_s
+
+
+def main() -> None:
+    """Measure every case and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--steps", type=int, default=800, help="steps of each case (default 800)")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    args = parser.parse_args()
+    meta = asdict(collect_meta())
+    rows: list[Row] = []
+    for size in SIZES:
+        for policy in POLICIES:
+            for name, situation in SITUATIONS.items():
+                bench = Bench(size, policy)
+                times = 1e6 * np.fromiter(measure(bench, situation, args.steps), dtype=np.float64)
+                case = f"{size.name}, {policy}, {name}"
+                rows.append(
+                    Row(case, round(float(times.mean()), 1), round(float(np.quantile(times, 0.99)), 1), bench.bytes)
+                )
+                counts = bench.adjuster.counts
+                moved = f"{counts.evicted} evicted, {counts.loaded} loaded, {counts.swapped} swapped"
+                print(
+                    f"{case:48} {rows[-1].us_per_step:8.1f} µs  p99 {rows[-1].p99_us:8.1f}  "
+                    f"{bench.bytes / 1e6:5.1f} MB  {moved}"
+                )
+    args.output.write_text(json.dumps({"meta": meta, "rows": [asdict(row) for row in rows]}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

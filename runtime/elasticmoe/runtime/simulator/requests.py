@@ -14,9 +14,9 @@ class Arrival:
     output_tokens: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """One request's progress; `blocks` hold its KV."""
+    """One request's progress; `blocks` hold its KV. Two requests are never the same, however alike."""
 
     arrival: Arrival
     group: int

@@ -72,6 +72,11 @@ class Scheduler:
             self.running = [request for request in self.running if not request.is_done]
         return done
 
+    def abort(self, request: Request) -> None:
+        """Forget a request that waits or runs, as when its client goes away between two steps."""
+        self.kv.free(request)
+        (self.running if request in self.running else self.waiting).remove(request)
+
     # Inside
 
     def _schedule_running(self, budget: int) -> int:

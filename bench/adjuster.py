@@ -121,7 +121,9 @@ class Bench:
             self.adjuster.begin_step()
             self.adjuster.rescue(20 * (self.geometry.num_layers - 2) * MATRICES)
             self.adjuster.drain()
-        self.use(max(0, self.adjuster.table.pool.num_free_blocks - left))
+        spare = self.adjuster.table.pool.num_free_blocks - left
+        self.use(max(0, spare))
+        self.let_go(max(0, -spare))
 
     def let_go(self, num: int) -> None:
         """Have requests free blocks."""

@@ -31,8 +31,10 @@ def forecast(snap: Snapshot, depth: Floats) -> Forecast:
     fit = snap.fit
     requests = _requests(snap, depth)
     prompts = np.minimum(1.0, requests * fit.prompts_per_token)
-    decoding = _step_s(snap, depth, requests)
-    step_s = (1 - prompts) * decoding + prompts * _step_s(snap, depth, requests + fit.prompt_tokens)
+    tokens = np.concatenate((requests, requests + fit.prompt_tokens))
+    missed = missed_bytes(snap, np.concatenate((depth, depth)), tokens)
+    decoding, prompting = np.split(fit.step_s(tokens, missed), 2)
+    step_s = (1 - prompts) * decoding + prompts * prompting
     return Forecast(depth, requests, step_s)
 
 
@@ -46,10 +48,6 @@ def _requests(snap: Snapshot, depth: Floats) -> Floats:
     gained = MATRICES * (snap.num_layers - len(snap.buffer_depth)) * (depth - snap.depth)
     room = np.maximum(1.0, (snap.kv_pages + snap.free_pages + gained) / pages_each)
     return np.asarray(np.minimum(snap.num_running + snap.num_waiting, room))
-
-
-def _step_s(snap: Snapshot, depth: Floats, tokens: Floats) -> Floats:
-    return np.asarray(snap.fit.step_s(tokens, missed_bytes(snap, depth, tokens)))
 
 
 def missed_bytes(snap: Snapshot, depth: Floats, tokens: Floats) -> Floats:

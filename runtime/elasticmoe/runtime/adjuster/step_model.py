@@ -70,10 +70,11 @@ def expected_misses(coldness: Floats, depth: Floats, tokens: Floats) -> Floats:
 
     `coldness` [experts] is the chance that one token is routed to the layer's i-th coldest expert.
     """
-    missed = np.zeros((len(depth), len(coldness) + 1))
-    stays_away = np.log1p(-np.minimum(coldness, 1 - 1e-9))
+    coldest = coldness[: int(depth.max()) + 1]
+    missed = np.zeros((len(depth), len(coldest) + 1))
+    stays_away = np.log1p(-np.minimum(coldest, 1 - 1e-9))
     np.cumsum(-np.expm1(tokens[:, None] * stays_away), axis=1, out=missed[:, 1:])
-    whole = np.minimum(depth.astype(np.int64), len(coldness) - 1)
+    whole = np.minimum(depth.astype(np.int64), len(coldest) - 1)
     rows = np.arange(len(depth))
     below, above = missed[rows, whole], missed[rows, whole + 1]
     return np.asarray(below + (depth - whole) * (above - below))

@@ -75,8 +75,9 @@ def _bring_back(snap: Snapshot, config: RuntimeConfig) -> Plan:
     ours, thresholds = config.adjuster.goodput, config.adjuster.thresholds
     growth = ours.growth_reserve * snap.kv_pages if snap.num_running else 0
     spare = snap.free_pages - snap.waiting_pages - growth - thresholds.grow_above
-    num = min(int(spare) // MATRICES, _loads_per_step(snap, config))
-    loads = choose_loads(snap, num)
+    if spare < MATRICES:
+        return Plan()
+    loads = choose_loads(snap, min(int(spare) // MATRICES, _loads_per_step(snap, config)))
     return Plan(load=loads, reason=f"{snap.free_pages} pages free, {spare:.0f} of them spare", cause="room")
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import yaml
 
@@ -26,40 +27,46 @@ PORT = 8000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which cluster, and the prefix of the images' names that its nodes know them by."""
+    """Which cluster, and the references that its nodes know the three images by."""
 
     kube: Kubectl
     is_ours: bool
-    image_prefix: str
-
-    def image(self, name: str) -> str:
-        """Return the repository of one of the three images."""
-        return f"{self.image_prefix}elasticmoe-{name}"
+    images: Mapping[str, str]
 
 
 def find_target(environ: Mapping[str, str]) -> Target:
     """Return the cluster that `cluster/up` started or, with CLUSTER=existing, the one that kubectl is set to."""
-    wanted = environ.get("CLUSTER", "")
-    prefix = environ.get("IMAGE_PREFIX", "localhost/")
+    wanted, cache = environ.get("CLUSTER", ""), cache_folder(environ)
     if wanted == "existing":
-        return Target(Kubectl(), is_ours=False, image_prefix=prefix)
+        return Target(Kubectl(), is_ours=False, images=find_images(environ))
     if wanted:
         raise ClusterFailed(f"want CLUSTER=existing or no CLUSTER at all, it is {wanted!r}")
-    kubeconfig = cache_folder(environ) / "cluster" / "run" / "admin.conf"
+    kubeconfig = cache / "cluster" / "run" / "admin.conf"
     if not kubeconfig.exists():
         raise ClusterFailed(f"need a running cluster, there is no {kubeconfig}; run cluster/up")
-    return Target(Kubectl(str(kubeconfig)), is_ours=True, image_prefix=prefix)
+    return Target(Kubectl(str(kubeconfig)), is_ours=True, images=find_images(environ))
+
+
+def find_images(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the references of what `images/build` made; without it, and with IMAGE_PREFIX, the chart's own version."""
+    refs = Path(environ.get("IMAGES") or cache_folder(environ) / "images") / "refs"
+    if refs.exists():
+        lines = (line.split() for line in refs.read_text(encoding="utf-8").splitlines())
+        return {name: reference for name, reference, _ in lines}
+    prefix = environ.get("IMAGE_PREFIX")
+    if prefix is None:
+        raise ClusterFailed(f"need images, there is no {refs}; run images/build or name a registry's by IMAGE_PREFIX")
+    return {name: f"{prefix}elasticmoe-{name}:{VERSION}" for name in ("operator", "coordinator", "runtime")}
 
 
 def install_chart(target: Target, say: Say) -> None:
     """Install the operator, or upgrade it, and wait until it runs."""
     say(f"Installing the chart into {SYSTEM_NAMESPACE}")
-    values = {
-        "image.repository": target.image("operator"),
-        "runtimeImage.repository": target.image("runtime"),
-        "coordinatorImage.repository": target.image("coordinator"),
-    }
-    flags = [f"--set={key}={value}" for key, value in values.items()]
+    keys = {"operator": "image", "runtime": "runtimeImage", "coordinator": "coordinatorImage"}
+    flags = []
+    for name, key in keys.items():
+        repository, _, tag = target.images[name].rpartition(":")
+        flags += [f"--set={key}.repository={repository}", f"--set={key}.tag={tag}"]
     target.kube.helm(
         "upgrade", "--install", RELEASE, str(CHART), f"--namespace={SYSTEM_NAMESPACE}", "--create-namespace", *flags
     )
@@ -90,7 +97,7 @@ def _model_job(target: Target, name: str, preset: str) -> Object:
     script = f"[ -e /models/{preset}/config.json ] || elasticmoe make-model {preset} /models/{preset} --force"
     container = {
         "name": "main",
-        "image": f"{target.image('runtime')}:{VERSION}",
+        "image": target.images["runtime"],
         "command": ["sh", "-c", script],
         "env": [{"name": "HOME", "value": "/models"}],
         "volumeMounts": [{"name": "models", "mountPath": "/models"}],

@@ -1,4 +1,4 @@
-"""vLLM's Triton kernel over pages against the reference, on a GPU."""
+"""What the engine calls on a GPU, our kernel or vLLM's Triton kernel over pages, against the reference."""
 
 import pytest
 import torch
@@ -22,16 +22,16 @@ def _case(num_tokens: int, *, top_k: int, num_experts: int, f: int, d: int, slac
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 16, 17, 61, 256, 1021])
-@pytest.mark.parametrize(
-    ("f", "d", "num_experts", "slack"), [(768, 2048, 128, 0), (96, 256, 16, 64), (1408, 512, 60, 0)]
-)
-def test_the_kernel_agrees_with_the_reference(num_tokens: int, f: int, d: int, num_experts: int, slack: int) -> None:
+@pytest.mark.parametrize("sizes", [(768, 2048, 128, 0), (96, 256, 16, 64), (1408, 512, 60, 0)])
+@pytest.mark.parametrize("name", ["paged_moe_triton", "paged_moe_vllm"])
+def test_the_kernel_agrees_with_the_reference(name: str, num_tokens: int, sizes: tuple[int, int, int, int]) -> None:
     """Shuffled pages, with and without gaps between them, give the reference's result up to bf16 rounding."""
-    from elasticmoe.runtime.engine.paged_kernel import paged_moe_triton
+    from elasticmoe.runtime.engine import paged_kernel
 
+    f, d, num_experts, slack = sizes
     case = _case(num_tokens, top_k=4, num_experts=num_experts, f=f, d=d, slack=slack)
     hidden, weights, ids, up, down, table = case
-    got = paged_moe_triton(*case).float()
+    got = getattr(paged_kernel, name)(*case).float()
     want = paged_moe(hidden.float(), weights, ids, up.float(), down.float(), table)
     assert (got - want).abs().max() <= 0.03 * want.abs().max()
 

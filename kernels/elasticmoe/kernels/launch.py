@@ -34,19 +34,24 @@ class Batch:
     down_pages: torch.Tensor
     table: torch.Tensor
 
-    def check(self) -> None:
-        """Assert what the kernels take for granted: types, layout and sizes that agree."""
+    @property
+    def is_supported(self) -> bool:
+        """Whether the kernels take these operands: types and layouts, and two views of one arena that agree."""
         f, d = self.up_pages.shape[1:]
-        assert self.hidden.dtype in DTYPES, f"{self.hidden.dtype} weights, the kernels take {DTYPES}"
-        assert self.topk_ids.dtype == self.table.dtype == torch.int32, f"{self.topk_ids.dtype} ids, want int32"
-        assert self.topk_weights.dtype == torch.float32, f"{self.topk_weights.dtype} weights, want float32"
-        assert self.hidden.shape[1] == d, f"hidden {tuple(self.hidden.shape)}, pages of {d} columns"
-        assert self.down_pages.shape == (self.up_pages.shape[0], d, f), f"W2 {tuple(self.down_pages.shape)}"
-        assert self.up_pages.stride(0) == self.down_pages.stride(0), "two views of one arena have one stride"
-        assert self.up_pages.stride()[1:] == (d, 1), f"W1 strides {self.up_pages.stride()}"
-        assert self.down_pages.stride()[1:] == (f, 1), f"W2 strides {self.down_pages.stride()}"
-        for tensor in (self.hidden, self.topk_weights, self.topk_ids, self.table):
-            assert tensor.is_contiguous(), f"strides {tensor.stride()} of {tuple(tensor.shape)}"
+        return (
+            self.hidden.dtype in DTYPES
+            and self.hidden.dtype == self.up_pages.dtype == self.down_pages.dtype
+            and self.topk_ids.dtype == self.table.dtype == torch.int32
+            and self.topk_weights.dtype == torch.float32
+            and self.hidden.shape[1] == d
+            and self.up_pages.stride()[1:] == (d, 1)
+            and self.down_pages.shape[1:] == (d, f)
+            and self.down_pages.stride() == (self.up_pages.stride(0), f, 1)
+            and self.hidden.is_contiguous()
+            and self.topk_weights.is_contiguous()
+            and self.topk_ids.is_contiguous()
+            and self.table.is_contiguous()
+        )
 
 
 def paged_moe(
@@ -60,7 +65,7 @@ def paged_moe(
 ) -> torch.Tensor:
     """The routed experts' output [T, d]; as the reference, and a pair with expert id -1 adds nothing."""
     batch = Batch(hidden, topk_weights, topk_ids, up_pages, down_pages, table)
-    batch.check()
+    assert batch.is_supported, f"hidden {hidden.dtype} {hidden.shape}, pages {up_pages.shape}, ids {topk_ids.dtype}"
     if not topk_ids.numel():
         return torch.zeros_like(hidden)
     chosen = config or choose(batch)

@@ -1,0 +1,27 @@
+"""Runs the kernels' own tests in Triton's interpreter, which has to be chosen before Triton is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).parent / "interpreted.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_kernels_are_the_reference_in_the_interpreter() -> None:
+    """Every test in `interpreted.py` passes on the CPU."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", str(FILE), "-q", "-p", "no:cacheprovider", "-p", "no:randomly"],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=FILE.parents[2],
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout

@@ -42,6 +42,15 @@ def test_counts_halve_in_a_half_life_of_tokens() -> None:
     assert load.probability[0].tolist() == pytest.approx([32 / 232, 200 / 232, 0])
 
 
+def test_totals_do_not_fade() -> None:
+    """What was counted since start adds up, whatever the half-life; a profile is not counted."""
+    load = ExpertLoad(1, 2, half_life_tokens=1, top_k=1)
+    load.seed(np.array([[5.0, 5.0]]))
+    for _ in range(3):
+        load.add(np.array([[100, 1]]))
+    assert load.total.tolist() == [[300, 3]]
+
+
 def test_a_shift_in_traffic_reranks_within_a_few_half_lives() -> None:
     """A long past on one expert is outweighed by one half-life on another."""
     load = ExpertLoad(1, 2, half_life_tokens=1000, top_k=1)

@@ -25,6 +25,8 @@ class ExpertLoad:
     def __init__(self, num_layers: int, num_experts: int, half_life_tokens: int, top_k: int) -> None:
         """Start with no knowledge: every expert equally likely; a token goes to `top_k` experts of a layer."""
         self.top_k = top_k
+        self.total = np.zeros((num_layers, num_experts), dtype=np.int64)
+        """Tokens since start, none of them faded: what a profile is made of."""
         self._counts = np.zeros((num_layers, num_experts))
         self._half_life_tokens = half_life_tokens
         self._probability: np.ndarray | None = None
@@ -39,6 +41,7 @@ class ExpertLoad:
 
     def add(self, routed: np.ndarray) -> None:
         """Add [layers, experts] int counts of routed tokens, padding excluded."""
+        self.total += routed
         tokens = routed.sum(axis=1, keepdims=True) / self.top_k
         self._set(self._counts * 0.5 ** (tokens / self._half_life_tokens) + routed)
 

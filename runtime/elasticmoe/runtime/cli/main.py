@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from elasticmoe.runtime.cli import coordinator, make_model, plan
+from elasticmoe.runtime.cli import coordinator, make_model, plan, profile
 from elasticmoe.runtime.errors import ElasticMoEError
 
 _USAGE_ERROR: Final = 2
@@ -30,7 +30,11 @@ def _dispatch(words: list[str]) -> int:
         from elasticmoe.runtime.cli import serve
 
         return serve.run(words[1:])
-    args = _parser().parse_args(words)
+    parser = _parser()
+    args, rest = parser.parse_known_args(words)
+    if rest and not getattr(args, "takes_rest", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    args.rest = rest
     status: int = args.run(args)
     return status
 
@@ -42,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     subparsers.add_parser("serve", add_help=False, help="vllm serve with the elastic pool; takes all its flags")
     coordinator.add_parser(subparsers)
     make_model.add_parser(subparsers)
+    profile.add_parser(subparsers)
     plan.add_parser(subparsers)
     return parser
 

@@ -37,7 +37,7 @@ def own_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="GPU bytes that experts and KV cache share (default: all that is left)",
     )
-    add("--elastic-policy", metavar="NAME", help="who gets the pages: threshold (default) or fixed")
+    add("--elastic-policy", metavar="NAME", help="who gets the pages: threshold (default), fixed or goodput")
     add("--elastic-loading-depth", metavar="N", help="loading buffers (default 2)")
     add("--elastic-fetch", metavar="HOW", help="what drives fetches: host")
     add("--elastic-limit", metavar="N", help="experts of a layer that may leave the GPU (default: the least, + 10)")

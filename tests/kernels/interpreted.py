@@ -34,6 +34,7 @@ GEMMS = {
     "persistent": Gemm(**TILE, tma=True, persistent=True, group_m=2),
 }
 PLAIN = GEMMS["pointers"]
+HALVED = Config(32, GEMMS["halved"], GEMMS["halved twice"])
 FEW = Config(1, Gemm(16, 32), Gemm(32, 32))
 
 
@@ -93,9 +94,9 @@ def test_masked_pairs_add_nothing(config: Config) -> None:
     assert not paged_moe(*case, config).any()
 
 
-@pytest.mark.parametrize("config", [FEW, Config(16, PLAIN, PLAIN)], ids=["few", "grouped"])
+@pytest.mark.parametrize("config", [FEW, Config(16, PLAIN, PLAIN), HALVED], ids=["few", "grouped", "halved"])
 def test_one_expert_may_get_everything(config: Config) -> None:
-    """Equal weights, and every token on the same two experts: more rows than a block holds."""
+    """Equal weights, and every token on the same two experts: one row more than a block, or than its half, holds."""
     case = _case(17)
     case[1].fill_(0.5)
     case[2].copy_(torch.tensor([3, 1], dtype=torch.int32).expand(17, 2))

@@ -1,7 +1,8 @@
-"""vLLM's own fused-MoE Triton kernel over pages: three launches, each reading experts through the page table.
+"""The paged MoE on a GPU: by our own kernel, or by vLLM's Triton kernel where ours doesn't take the operands.
 
-The kernel takes weights as [experts, rows, cols] with a stride per expert; here that stride is the granule of the
-arena and an "expert id" is a page index. Its contract is `elasticmoe.kernels.reference.paged_moe`.
+vLLM's takes weights as [experts, rows, cols] with a stride per expert; here that stride is the granule of the arena and
+an "expert id" is a page index: three launches, each reading experts through the page table. The contract of both is
+`elasticmoe.kernels.reference.paged_moe`.
 """
 
 from typing import Any
@@ -28,6 +29,23 @@ def paged_moe_triton(
     table: torch.Tensor,
 ) -> torch.Tensor:
     """Return the routed experts' output [T, d]; shapes as in the reference."""
+    from elasticmoe.kernels.launch import Batch, paged_moe
+
+    weights, ids = topk_weights.float().contiguous(), topk_ids.int().contiguous()
+    if Batch(hidden, weights, ids, up_pages, down_pages, table).is_supported:
+        return paged_moe(hidden, weights, ids, up_pages, down_pages, table)
+    return paged_moe_vllm(hidden, topk_weights, topk_ids, up_pages, down_pages, table)
+
+
+def paged_moe_vllm(
+    hidden: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    up_pages: torch.Tensor,
+    down_pages: torch.Tensor,
+    table: torch.Tensor,
+) -> torch.Tensor:
+    """Return the same by vLLM's kernel."""
     num_tokens, top_k = topk_ids.shape
     f, d, num_experts = up_pages.shape[1], up_pages.shape[2], table.shape[0]
     sizes = (num_experts, 2 * f, d), (num_experts, d, f)

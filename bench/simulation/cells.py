@@ -69,7 +69,7 @@ class Row:
     swapped: int
     exposed_s: float
     recovery_s: float | None
-    """Of a burst: from its last token to all experts home; None: no burst, or not all came home."""
+    """Of a burst: from the first room for all experts to all of them home; None: no burst, or not all came home."""
     recovery_copy_s: float | None
     """What those experts' copies alone take."""
 
@@ -132,7 +132,7 @@ def simulate(cell: Cell, policy: PolicyName | None, limit: int | None = None) ->
 def make_row(cell: Cell, policy: PolicyName | None, outcome: Outcome, stock: Outcome) -> Row:
     """Return a policy's row beside stock's outcome in the same cell."""
     expert_s = serve(cell.gpu).expert_bytes / GPUS[cell.gpu].copy_bytes_s
-    recovery = outcome.recovery(expert_s, _burst_end_s(outcome)) if cell.workload == "burst" else None
+    recovery = outcome.recovery(expert_s) if cell.workload == "burst" else None
     has_recovered = recovery is not None and recovery.took_s < float("inf")
     tpot_s, ttft_s = outcome.tpot_s(0.99), outcome.ttft_s(0.99)
     evicted, loaded, swapped = outcome.moved
@@ -159,8 +159,3 @@ def make_row(cell: Cell, policy: PolicyName | None, outcome: Outcome, stock: Out
         recovery_s=round(recovery.took_s, 3) if recovery is not None and has_recovered else None,
         recovery_copy_s=None if recovery is None else round(recovery.copy_s, 3),
     )
-
-
-def _burst_end_s(outcome: Outcome) -> float:
-    """Return when the last of the requests that came at once was done."""
-    return max(one.finished_s for one in outcome.requests if one.arrival.at_s == 0)

@@ -1,12 +1,25 @@
 """What a simulated run comes to: the course of every step, and the figures that people ask for."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from elasticmoe.runtime.simulator.requests import Request
 from elasticmoe.runtime.simulator.step_cost import StepCost
+from elasticmoe.runtime.units import MATRICES
+
+SPARE_PAGES = 9
+"""Pages that policies leave free for the next step's requests (Rimuru's threshold to grow)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An engine at the end of a step."""
+
+    running: int
+    waiting: int
+    away: int = 0
+    free_pages: int = 0
 
 
 @dataclass(slots=True)
@@ -18,15 +31,18 @@ class Trail:
     waiting: list[int] = field(default_factory=list)
     away: list[int] = field(default_factory=list)
     """Experts, over all layers, that are not resident."""
+    free_pages: list[int] = field(default_factory=list)
+    """Expert pages that nothing holds."""
     exposed_s: float = 0.0
     copied_s: float = 0.0
 
-    def add(self, now_s: float, running: int, waiting: int, away: int, cost: StepCost) -> None:
+    def add(self, now_s: float, load: "Load", cost: StepCost) -> None:
         """Add a step that ended now."""
         self.at_s.append(now_s)
-        self.running.append(running)
-        self.waiting.append(waiting)
-        self.away.append(away)
+        self.running.append(load.running)
+        self.waiting.append(load.waiting)
+        self.away.append(load.away)
+        self.free_pages.append(load.free_pages)
         self.exposed_s += cost.exposed_s
         self.copied_s += cost.copy_s
 
@@ -87,19 +103,23 @@ class Outcome:
             quantile,
         )
 
-    def recovery(self, expert_s: float, over_s: float) -> "Recovery | None":
-        """Return how long experts took to come home, counted from the first step that ended at `over_s` or later.
+    def recovery(self, expert_s: float) -> "Recovery | None":
+        """Return how long experts took to come home once there was room for them all; `expert_s` is one's copy.
 
-        `expert_s` is the time of one expert's copy. None if no step ended so late.
+        Counted, after the most were away, from the first step that left pages free for all of them and SPARE_PAGES.
+        None if no more were ever away than at the start, or if there never was such room.
         """
-        start = bisect_left(self.trail.at_s, over_s)
-        if start == len(self.trail.at_s):
+        away = [max(0, num - self.num_away_at_start) for num in self.trail.away]
+        if not any(away):
             return None
-        away = self.trail.away
-        num_away = max(0, away[start] - self.num_away_at_start)
-        home = next((n for n in range(start, len(away)) if away[n] <= self.num_away_at_start), None)
+        most = len(away) - 1 - away[::-1].index(max(away))
+        free = self.trail.free_pages
+        start = next((n for n in range(most, len(away)) if free[n] >= MATRICES * away[n] + SPARE_PAGES), None)
+        if start is None:
+            return None
+        home = next((n for n in range(start, len(away)) if not away[n]), None)
         took_s = math.inf if home is None else self.trail.at_s[home] - self.trail.at_s[start]
-        return Recovery(num_away, took_s, num_away * expert_s)
+        return Recovery(away[start], took_s, away[start] * expert_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from elasticmoe.runtime.pages.table import OFFLOADED, RESIDENT
 from elasticmoe.runtime.simulator.kv import ElasticKv
-from elasticmoe.runtime.simulator.outcome import Outcome, Trail
+from elasticmoe.runtime.simulator.outcome import Load, Outcome, Trail
 from elasticmoe.runtime.simulator.requests import Arrival, Request
 from elasticmoe.runtime.simulator.routing import Routing, make_routing
 from elasticmoe.runtime.simulator.sampling import Meter
@@ -83,11 +83,11 @@ class Simulation:
         self.now_s += cost.total_s
         num_running = len(scheduler.running)
         scheduler.finish_step(self.now_s)
-        num_away = 0
+        load = Load(num_running, len(scheduler.waiting))
         if elastic is not None:
             self._report(elastic)
-            num_away = elastic.num_away
-        self.trail.add(self.now_s, num_running, len(scheduler.waiting), num_away, cost)
+            load = Load(num_running, load.waiting, elastic.num_away, elastic.adjuster.table.pool.num_free_pages)
+        self.trail.add(self.now_s, load, cost)
 
     # Inside
 

@@ -28,6 +28,7 @@ from bench.cluster.install import (
     put_model,
     remove,
     wait_ready,
+    wait_taken_over,
 )
 from bench.cluster.kubectl import Object
 from bench.cluster.reach import reach
@@ -82,7 +83,7 @@ def deploy(demo: Demo) -> None:
     say(f"Applying {EXAMPLE.relative_to(ROOT)}:")
     print("".join(f"    {line}\n" for line in EXAMPLE.read_text(encoding="utf-8").splitlines()), flush=True)
     demo.target.kube.run("apply", "-f", str(EXAMPLE))
-    seconds = wait_ready(demo.target.kube, demo.name, say)
+    seconds = wait_taken_over(demo.target, demo.name, say) + wait_ready(demo.target.kube, demo.name, say)
     say(f"Ready after {seconds:.0f} s")
 
 

@@ -132,6 +132,17 @@ def wait_ready(kube: Kubectl, name: str, say: Say, timeout_s: float = READY_S) -
     return wait_until(f"emoe/{name} to be Ready", look, timeout_s, say)
 
 
+def wait_taken_over(target: Target, name: str, say: Say) -> float:
+    """Return the seconds until the operator that was just installed has given a resource's workers its own image."""
+
+    def look() -> str | None:
+        worker = target.kube.get("deployment", f"{name}-worker")
+        image = "no" if worker is None else worker["spec"]["template"]["spec"]["containers"][0]["image"]
+        return None if image == target.images["runtime"] else f"its workers have {image} image"
+
+    return wait_until(f"the operator to take emoe/{name} over", look, INSTALL_S, say)
+
+
 def list_children(kube: Kubectl, name: str) -> list[str]:
     """Return what of a custom resource's children is there, as kind/name."""
     found = kube.run("get", "all,serviceaccount", "-l", f"elasticmoe.io/deployment={name}", "-o", "name")

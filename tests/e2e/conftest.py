@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster.install import Target, add_binaries_to_path, find_target, install_chart, put_model
+from bench.cluster.install import (
+    Target,
+    add_binaries_to_path,
+    find_target,
+    install_chart,
+    put_model,
+    wait_taken_over,
+)
 from bench.cluster.kubectl import ClusterFailed
 from bench.serving.meta import ROOT
 from tests.e2e.served import Served
@@ -49,6 +56,7 @@ def tiny(operator: Target) -> Served:
     """Return the example's resource, serving."""
     put_model(operator, "tiny", print)
     operator.kube.run("apply", "-f", str(EXAMPLE))
+    wait_taken_over(operator, "tiny", print)
     served = Served(operator, "tiny")
     served.wait_ready()
     return served

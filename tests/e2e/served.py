@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.cluster.install import PORT, Target, wait_ready
+from bench.cluster.install import PORT, READY_S, Target, wait_ready
 from bench.cluster.kubectl import Object, find_condition, wait_until
 from elasticmoe.runtime.contract.pool_names import METRICS_PORT
 from tests.engine.engines import Requests, Tokens
@@ -51,8 +51,32 @@ class Served:
         return self.condition(kind)
 
     def wait_ready(self) -> float:
-        """Return the seconds until its newest spec is Ready."""
-        return wait_ready(self.target.kube, self.name, print)
+        """Return the seconds until its newest spec is Ready and its Service answers: kube-proxy may lag by a second."""
+        seconds = wait_ready(self.target.kube, self.name, print)
+        return seconds + time_until("the Service to answer", self.answers, TURN_S)
+
+    def answers(self) -> bool:
+        """Return whether a worker answers through the Service."""
+        try:
+            answer = httpx.get(f"{self.url()}/health", timeout=5, trust_env=False)
+        except httpx.HTTPError:
+            return False
+        return answer.status_code == httpx.codes.OK
+
+    def kill(self, component: str) -> str:
+        """Kill its only pod of one component as a lost node would; returns the pod's name."""
+        name: str = self.pod(component)["metadata"]["name"]
+        self.target.kube.run("delete", "pod", name, "--grace-period=0", "--force")
+        return name
+
+    def wait_next(self, component: str, killed: str) -> None:
+        """Wait until another pod of the component is ready; the resource's status follows a moment later."""
+
+        def is_there() -> bool:
+            pods = [pod for pod in self.pods(component) if pod["metadata"]["name"] != killed]
+            return bool(pods) and find_condition(pods[0], "Ready").get("status") == "True"
+
+        time_until(f"the next {component}", is_there, READY_S)
 
     def patch(self, patch: str) -> None:
         """Merge JSON into it."""

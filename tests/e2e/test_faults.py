@@ -30,11 +30,9 @@ def example(name: str, **spec: Object) -> Object:
 
 def test_a_killed_workers_successor_reads_nothing_again(tiny: Served) -> None:
     """It attaches to the pool that the coordinator kept."""
-    read, old = tiny.metric("coordinator", READ), tiny.pod("worker")["metadata"]["name"]
-    requests = draw_requests(12, seed=1)
+    read, requests = tiny.metric("coordinator", READ), draw_requests(12, seed=1)
     want = tiny.generate(requests)
-    tiny.target.kube.run("delete", "pod", old, "--grace-period=0", "--force")
-    time_until("the pod to go", lambda: all(pod["metadata"]["name"] != old for pod in tiny.pods("worker")), 30)
+    tiny.wait_next("worker", tiny.kill("worker"))
     tiny.wait_ready()
     assert tiny.metric("coordinator", READ) == read
     assert tiny.generate(requests) == want
@@ -43,7 +41,7 @@ def test_a_killed_workers_successor_reads_nothing_again(tiny: Served) -> None:
 def test_a_killed_coordinators_successor_adopts_the_pool_while_serving_goes_on(tiny: Served) -> None:
     """Nothing is read again, and the node's memory never holds the pool twice."""
     lives, pool_bytes, pools = tiny.lives(), tiny.metric("coordinator", POOL), find_pools()
-    worker, coordinator = (tiny.pod(component)["metadata"]["name"] for component in ("worker", "coordinator"))
+    worker = tiny.pod("worker")["metadata"]["name"]
     requests, done, most = draw_requests(12, seed=2), threading.Event(), [len(pools)]
     want = tiny.generate(requests)
 
@@ -53,9 +51,10 @@ def test_a_killed_coordinators_successor_adopts_the_pool_while_serving_goes_on(t
 
     with concurrent.futures.ThreadPoolExecutor() as threads:
         counting = threads.submit(count_pools)
-        tiny.target.kube.run("delete", "pod", coordinator, "--grace-period=0", "--force")
-        while not tiny.pods("coordinator") or tiny.condition("CoordinatorsReady")["status"] != "True":
+        waiting = threads.submit(tiny.wait_next, "coordinator", tiny.kill("coordinator"))
+        while not waiting.done():
             assert tiny.generate(requests) == want
+        waiting.result()
         time_until("the lease", lambda: tiny.metric("coordinator", "elasticmoe_host_pool_leases") == 1, 60)
         done.set()
         counting.result()
@@ -90,8 +89,8 @@ def test_an_invalid_spec_is_told_and_what_serves_goes_on(tiny: Served, patch: Ob
         assert tiny.condition("Ready")["status"] == "True"
         assert tiny.generate(requests) == want
     finally:
-        restored = {key: before.get(key) for key in patch}
-        tiny.patch(json.dumps({"spec": restored}))
+        whole = json.dumps([{"op": "replace", "path": "/spec", "value": before}])
+        tiny.target.kube.run("patch", "emoe", "tiny", "--type=json", "-p", whole)
     tiny.wait_condition("ConfigValid", "True")
     assert tiny.lives() == lives
 

@@ -1,7 +1,10 @@
 """GPUs that aren't there: where pods are placed and what they ask for can be seen without one."""
 
+import concurrent.futures
 import json
+import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 import yaml
@@ -16,12 +19,12 @@ pytestmark = pytest.mark.cluster
 GPU = "nvidia.com/gpu"
 EXAMPLE = ROOT / "examples" / "qwen3-30b-a3b.yaml"
 PLACED_S = 60.0
+BEAT_S = 3.0
 
 
 @pytest.fixture
 def gpu_node(operator: Target) -> Iterator[str]:
     """Give a node of 8 GPUs and 128 GiB that the scheduler takes for real; no kubelet runs what it places there."""
-    room = {"cpu": "32", "memory": "128Gi", "pods": "110", GPU: "8"}
     node: Object = {
         "apiVersion": "v1",
         "kind": "Node",
@@ -29,14 +32,25 @@ def gpu_node(operator: Target) -> Iterator[str]:
         "spec": {"taints": [{"key": GPU, "value": "present", "effect": "NoSchedule"}]},
     }
     operator.kube.apply(node)
-    status = {
-        "capacity": room,
-        "allocatable": room,
-        "conditions": [{"type": "Ready", "status": "True", "reason": "Made"}],
-    }
-    operator.kube.run("patch", "node", "gpus", "--subresource=status", "-p", json.dumps({"status": status}))
-    yield "gpus"
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        done = threading.Event()
+        beating = threads.submit(beat, operator, done)
+        yield "gpus"
+        done.set()
+        beating.result()
     operator.kube.run("delete", "node", "gpus")
+
+
+def beat(target: Target, done: threading.Event) -> None:
+    """Say what the node has and that it lives, as its kubelet would: else it is soon taken for lost."""
+    room = {"cpu": "32", "memory": "128Gi", "pods": "110", GPU: "8"}
+    while True:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ready = {"type": "Ready", "status": "True", "reason": "Made", "lastHeartbeatTime": now}
+        status = {"capacity": room, "allocatable": room, "conditions": [ready]}
+        target.kube.run("patch", "node", "gpus", "--subresource=status", "-p", json.dumps({"status": status}))
+        if done.wait(BEAT_S):
+            return
 
 
 @pytest.fixture

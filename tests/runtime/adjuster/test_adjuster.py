@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from elasticmoe.runtime.adjuster.adjuster import IDLE, Adjuster, Demand, start_table
+from elasticmoe.runtime.adjuster.sample import StepSample
 from elasticmoe.runtime.contract.config import AdjusterConfig, PolicyName, RuntimeConfig
 from elasticmoe.runtime.contract.names import ARENA_OWNERS
 from elasticmoe.runtime.expert_load import ExpertLoad
@@ -16,6 +17,22 @@ from tests.fakes.block_port import FakeBlockPort
 
 ONE_PAGE = fit_tiers(64, 32)  # k = 1, m = 2
 FOUR_PAGES = Tiers(expert_bytes=32, block_bytes=64, raw_block_bytes=64, pages_per_huge=4, blocks_per_huge=2)
+
+
+SAMPLE = StepSample(
+    num_steps=16,
+    duration_s=0.2,
+    num_tokens=80,
+    num_requests=80,
+    num_prompt_steps=0,
+    num_prompt_tokens=0,
+    num_new_tokens=80,
+    num_missed=0,
+    exposed_s=0.0,
+    copied_bytes=0,
+    copy_s=0.0,
+    num_preempted=0,
+)
 
 
 class Fixture:
@@ -231,6 +248,20 @@ def test_waiting_requests_keep_their_room() -> None:
     assert f.adjuster.counts.loaded == 0
     f.step()
     assert f.adjuster.counts.loaded > 0
+
+
+@pytest.mark.parametrize(("num_waiting", "loaded"), [(0, 0), (9, 1)])
+def test_pages_freed_between_steps_go_to_experts_first_where_too_many_are_away(num_waiting: int, loaded: int) -> None:
+    """Under `goodput`, on a bus that makes misses dear, a step begins by bringing experts back ahead of the queue."""
+    f = Fixture(112, policy="goodput")
+    f.use_all()
+    f.adjuster.rescue(60)
+    f.adjuster.learn(replace(SAMPLE, copied_bytes=1, copy_s=10.0))
+    f.step(Demand(waiting_blocks=40, num_running=5, num_waiting=num_waiting))
+    f.let_go(12)
+    before = f.adjuster.counts.loaded
+    f.adjuster.begin_step()
+    assert f.adjuster.counts.loaded - before == loaded
 
 
 # Swaps

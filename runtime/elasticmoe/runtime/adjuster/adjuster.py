@@ -70,6 +70,8 @@ class Adjuster:
     counts: AdjusterCounts = field(default_factory=AdjusterCounts)
     short_pages: int = 0
     """The largest R_b of the current step."""
+    _demand: Demand = IDLE
+    """As of the last step."""
     decisions: list[Plan] = field(default_factory=list)
     """What was decided since the step began, in order: plans that were applied, and shortages that were refused."""
     table: PageTable = field(init=False)
@@ -87,10 +89,15 @@ class Adjuster:
         return self.geometry.effective_limit(self.requested_limit)
 
     def begin_step(self) -> None:
-        """Start a step: what was sent to be loaded with the last one is resident now."""
+        """Start a step: what was sent to be loaded with the last one is resident now.
+
+        Pages that were freed since may go to experts before requests that wait are given them, if the policy says so.
+        """
         self.table.land()
         self.short_pages = 0
         self.decisions = []
+        if self.config.policy == "goodput" and self._demand.num_waiting:
+            self._apply(self._plan(self.snapshot(self._demand)))
 
     def learn(self, sample: StepSample) -> None:
         """Take in what the engine measured; under asynchronous scheduling, of steps that ended a while ago."""
@@ -127,6 +134,7 @@ class Adjuster:
 
     def adjust(self, demand: Demand) -> None:
         """Let the policy evict as a precaution, or load, once the step is scheduled; where it does neither, swap."""
+        self._demand = demand
         self._apply(self._plan_or_swap(self.snapshot(demand)))
 
     def wants_step(self) -> bool:

@@ -52,5 +52,5 @@ def _requests(snap: Snapshot, depth: Floats) -> Floats:
 
 def missed_bytes(snap: Snapshot, depth: Floats, tokens: Floats) -> Floats:
     """Return the bytes that a step over so many tokens would fetch because they are routed to and absent."""
-    missed = snap.num_layers * expected_misses(snap.coldness, depth, tokens)
-    return np.asarray(snap.fit.miss_factor * snap.expert_bytes * missed)
+    missed = np.minimum(depth, snap.fit.miss_factor * expected_misses(snap.coldness, depth, tokens))
+    return np.asarray(snap.num_layers * snap.expert_bytes * missed)

@@ -1,9 +1,9 @@
 """What an engine can measure of its own steps: all that a policy may learn from.
 
 Filled by the engine from its own clocks and by the simulator from the same quantities, at the same pace: one sample
-whenever the worker's counts arrive (every 16 steps while busy, and with the first step). It goes to `Adjuster.learn`
-before the next step is planned. Under asynchronous scheduling it arrives a step late, so it carries its own batch sizes
-and is never matched with what runs now.
+whenever the worker's counts arrive (every 16 steps while busy; at first after 1, 2, 4 and 8). It goes to
+`Adjuster.learn` before the next step is planned. Under asynchronous scheduling it arrives a step late, so it carries
+its own batch sizes and is never matched with what runs now.
 """
 
 from dataclasses import dataclass

@@ -17,9 +17,12 @@ NUM_TERMS = 3
 RIDGE = 1e-3
 """Weight of “a step costs the same whatever its batch” against what was measured."""
 
-PRIOR_OVERLAP_S = 0.05
+PRIOR_REMAINDER, PRIOR_OVERLAP_S = 0.5, 0.05
+"""The first guess: half of a copy is hidden, which only trying can show; and the seconds of overlap that it weighs."""
 PRIOR_MISSES = 32.0
-"""What the first guesses weigh: nothing is hidden, and as many experts are missed as independent routing would."""
+"""What the first guess weighs that as many experts are missed as by independent routing."""
+RECENT = 8
+"""How much faster than the GPU's costs the traffic's ways fade: its prompts, and its misses for each one expected."""
 
 
 def touched_share(tokens: Floats, share: Floats) -> Floats:
@@ -112,7 +115,9 @@ class StepModel:
         self._steps *= keep
         self._y *= keep
         self._x, self._xx, self._xy = self._x * keep, self._xx * keep, self._xy * keep
-        self._ratios = {name: (above * keep, below * keep) for name, (above, below) in self._ratios.items()}
+        for name, (above, below) in self._ratios.items():
+            kept = keep if name in ("bus", "remainder") else keep**RECENT
+            self._ratios[name] = (above * kept, below * kept)
 
     def _ratio(self, name: str, above: float, below: float) -> None:
         sums = self._ratios[name]
@@ -122,10 +127,10 @@ class StepModel:
         above, below = self._ratios[name]
         return above / below if below > 0 else unknown
 
-    def _believed(self, name: str, prior: float) -> float:
-        """Return a ratio that is 1 before anything was measured, and as firm as `prior` of the same unit."""
+    def _believed(self, name: str, guess: float, weight: float) -> float:
+        """Return a ratio that starts as a guess, as firm as `weight` of the unit below."""
         above, below = self._ratios[name]
-        return (above + prior) / (below + prior)
+        return (above + guess * weight) / (below + weight)
 
     def _regress(self, sample: StepSample) -> None:
         num = sample.num_steps
@@ -149,8 +154,8 @@ class StepModel:
             terms=self._terms(),
             mean_share=self._mean_share,
             seconds_per_byte=self._known("bus", 0.0),
-            remainder=min(1.0, self._believed("remainder", PRIOR_OVERLAP_S)),
-            miss_factor=self._believed("misses", PRIOR_MISSES),
+            remainder=min(1.0, self._believed("remainder", PRIOR_REMAINDER, PRIOR_OVERLAP_S)),
+            miss_factor=self._believed("misses", 1.0, PRIOR_MISSES),
             prompts_per_token=self._known("prompts", 0.0),
             prompt_tokens=self._known("prompt_tokens", 0.0),
         )

@@ -45,7 +45,8 @@ else:
 logger = logging.getLogger("vllm.elasticmoe.scheduler")
 
 REPORT_STEPS = 16
-"""Steps between two reports of the workers' counts; one without tokens brings what is left at once."""
+"""Steps between two reports of the workers' counts, fewer at first, when all is news; one without tokens brings what is
+left at once."""
 METRICS_INTERVAL_S = 0.1
 _WAKES_SCHEDULER = "_elasticmoe_wakes_scheduler"
 
@@ -73,7 +74,8 @@ class ElasticMixin(_StockScheduler):
         self._new_limits: deque[int] = deque()
         self._wake: Callable[[], None] = lambda: None
         self._limit_file: LimitFile | None = None
-        self._unreported = REPORT_STEPS - 1  # the first step reports: how fast copies are is known from the start
+        self._unreported = 0
+        self._report_steps = 1
         self._clock = StepClock()
         self._log = DecisionLog()
         self._observed_s = 0.0
@@ -136,8 +138,9 @@ class ElasticMixin(_StockScheduler):
         delta = self.adjuster.drain()
         has_tokens = output.total_num_scheduled_tokens > 0
         self._unreported += has_tokens or bool(delta.loads)
-        if self._unreported >= (REPORT_STEPS if has_tokens else 1):
+        if self._unreported >= (self._report_steps if has_tokens else 1):
             self._unreported = 0
+            self._report_steps = min(REPORT_STEPS, 2 * self._report_steps)
             delta = replace(delta, reports=True)
         if delta:
             output.elastic = delta

@@ -10,7 +10,7 @@ from elasticmoe.runtime.simulator.requests import Request
 from elasticmoe.runtime.simulator.step_cost import StepCost
 
 REPORT_STEPS = 16
-"""Steps between two reports, as in engine.scheduler; the first step is reported at once."""
+"""Steps between two reports, as in engine.scheduler; the first step is reported at once, then twice as many, and so on."""
 
 
 class Meter:
@@ -80,6 +80,6 @@ class Meter:
             copy_s=self._num_copied * self._expert_s,
             num_preempted=self._num_preempted,
         )
-        self._wanted_steps = REPORT_STEPS
+        self._wanted_steps = min(REPORT_STEPS, 2 * self._wanted_steps)
         self._clear()
         return sample

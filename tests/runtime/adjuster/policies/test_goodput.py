@@ -57,6 +57,12 @@ def busy(shares: np.ndarray = SKEW, depth: int = 0, **changes: Any) -> Snapshot:
     return make_snapshot(offloaded_tail(*[depth] * (LAYERS - 1), depth + 1, num_experts=EXPERTS), **(fields | changes))
 
 
+def lent(shares: np.ndarray, depth: int, bus: float = BUS / 8) -> Snapshot:
+    """Return that engine, on a slow bus, once each layer has lent `depth` experts' pages to requests; many wait."""
+    num_running = 30 + depth * (LAYERS - 2) * 3 // 9
+    return busy(shares, depth, num_running=num_running, kv_pages=9.0 * num_running, num_waiting=99, fit=slower(bus))
+
+
 def slower(bus: float) -> StepFit:
     """Return the same engine on a bus of so many bytes a second."""
     return replace(FIT, seconds_per_byte=1 / bus)
@@ -86,7 +92,7 @@ def test_the_colder_the_tail_the_further_it_pays() -> None:
     """Going one expert at a time, the policy stops deeper where the tail is colder."""
     reached = []
     for shares in (FLAT, SKEW):
-        depths = [d for d in range(20) if plan(busy(shares, d, fit=slower(BUS / 8), num_waiting=60), DEFAULTS)]
+        depths = [d for d in range(20) if plan(lent(shares, d), DEFAULTS)]
         reached.append(len(depths))
         assert depths == list(range(len(depths))), "it pays up to a depth, and not beyond"
     assert reached[0] < reached[1]
@@ -141,10 +147,10 @@ def test_without_a_queue_only_what_runs_counts() -> None:
 
 
 def test_the_reason_names_the_prediction() -> None:
-    """Tokens/s now, at best and with the eviction, and the milliseconds of a step against those promised."""
+    """Tokens/s without evictions, at best and with this one, and the milliseconds of a step against the SLO."""
     reason = plan(busy(), DEFAULTS).reason
     assert reason.startswith("short of 1 pages: ")
-    for words in ("tokens/s now", "at best", "experts away", "of 100 ms"):
+    for words in ("tokens/s with nobody away", "at best", "experts away", "of 100 ms"):
         assert words in reason
 
 
@@ -185,8 +191,36 @@ def test_before_anything_was_measured_growth_is_the_threshold_policys() -> None:
 def test_free_pages_wait_for_requests_first() -> None:
     """Pages that waiting requests will need, or running ones will grow into, bring nobody back."""
     assert not plan(calm(10, free_pages=200, num_waiting=20, waiting_pages=190), DEFAULTS)
-    assert not plan(calm(10, free_pages=60, num_running=30, kv_pages=270.0), DEFAULTS)
-    assert plan(calm(10, free_pages=90, num_running=30, kv_pages=270.0), DEFAULTS).load
+    assert not plan(calm(10, free_pages=36, num_running=30, kv_pages=270.0), DEFAULTS)
+    assert plan(calm(10, free_pages=39, num_running=30, kv_pages=270.0), DEFAULTS).load
+
+
+def crowded(bus: float) -> Snapshot:
+    """Return 60 running requests and a queue with six experts of each layer away under flat routing, 12 pages free."""
+    running = {"num_running": 60, "kv_pages": 540.0, "num_waiting": 60, "waiting_pages": 400}
+    return busy(FLAT, 6, **running, short_pages=0, free_pages=12, fit=replace(slower(bus), remainder=1.0))
+
+
+def test_where_too_many_experts_are_away_they_come_back_before_the_queue_is_served() -> None:
+    """Misses cost more than the requests they made room for bring in: free pages are the experts' then."""
+    assert len(plan(crowded(BUS / 10), DEFAULTS).load) == 4
+    assert not plan(crowded(20 * BUS), DEFAULTS), "where it pays, free pages wait for the queue"
+
+
+def test_experts_come_back_before_the_queue_where_the_tpot_is_broken() -> None:
+    """Tokens/s that break the promise count for nothing."""
+    strict = RuntimeConfig(policy="goodput", slo=Slo(tpot_ms=12))
+    assert plan(crowded(20 * BUS), strict).load
+
+
+def test_beyond_the_best_depth_an_eviction_must_cost_little() -> None:
+    """Fewer wait if more run: with slack it goes deeper, but never so deep that nobody away would be better."""
+
+    def reached(slack: float) -> int:
+        config = RuntimeConfig(policy="goodput", adjuster=AdjusterConfig(goodput=Goodput(slack=slack)))
+        return len([d for d in range(20) if plan(lent(FLAT, d, BUS), config)])
+
+    assert reached(0.0) < reached(0.1) <= reached(0.9) < 20
 
 
 @pytest.mark.parametrize("free", range(12))

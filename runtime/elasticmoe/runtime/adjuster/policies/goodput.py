@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from elasticmoe.runtime.adjuster.choose import choose_evictions, choose_loads
-from elasticmoe.runtime.adjuster.forecast import forecast, missed_bytes
+from elasticmoe.runtime.adjuster.forecast import Forecast, forecast, missed_bytes
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.contract.config import RuntimeConfig
 from elasticmoe.runtime.pages.changes import Plan
 from elasticmoe.runtime.units import MATRICES, ceil_div
 
-FURTHER = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
-"""Depths that are tried beyond what a shortage asks for, as shares of the way to the limit: finest where it begins."""
+FURTHER = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
+"""Depths that are tried: shares of the way from what a shortage asks for to the limit, and from 0 to where we are."""
 IDLE_SLICE_S = 0.01
 """Seconds of copies that an idle engine starts at once: what the next request may have to wait for."""
 
@@ -52,33 +52,58 @@ class _Verdict:
 
 
 def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
-    """Return whether covering the shortage pays: it must lie on the way to the best depth and keep the TPOT."""
-    now = snap.depth
+    """Return whether covering the shortage pays.
+
+    Some depth must bring more tokens/s than nobody away. On the way to the best such depth an eviction pays; beyond it
+    as well while it costs little, since more requests run and fewer wait. None may break the TPOT promised.
+    """
+    ours, now = config.adjuster.goodput, snap.depth
     after = now + ceil_div(snap.short_pages, MATRICES) / snap.num_layers
     room = max(0.0, min(snap.limit, snap.num_experts) - after)
-    depth = np.array([now, after, *(after + room * share for share in FURTHER)])
+    depth = np.array([0.0, after, *(after + room * share for share in FURTHER), *(now * share for share in FURTHER)])
     expected = forecast(snap, depth)
-    slo_s = config.slo.tpot_ms / 1000
-    rates = np.where(expected.step_s <= slo_s, expected.tokens_per_s, 0.0)
+    rates = _rates(expected, config)
     best = int(np.argmax(rates))
-    margin = 0.0 if snap.lost_tokens else config.adjuster.goodput.margin
-    gains = after <= depth[best] and rates[best] >= (1 + margin) * expected.tokens_per_s[0]
+    least = expected.tokens_per_s[0] * (1.0 if snap.lost_tokens else 1 + ours.margin)
+    is_near = rates[1] >= (1 - ours.slack) * rates[best]
+    pays = rates[1] > 0 and rates[best] >= least and (after <= depth[best] or (is_near and rates[1] >= least))
     reason = (
-        f"{expected.tokens_per_s[0]:.0f} tokens/s now, {rates[best]:.0f} at best with {depth[best]:.1f} of a layer's "
-        f"experts away, {rates[1]:.0f} with {after:.1f} and {1000 * expected.step_s[1]:.1f} of {1000 * slo_s:.0f} ms"
+        f"{expected.tokens_per_s[0]:.0f} tokens/s with nobody away, {rates[best]:.0f} at best with {depth[best]:.1f} "
+        f"of a layer's experts away, {rates[1]:.0f} with {after:.1f} and {1000 * expected.step_s[1]:.1f} of "
+        f"{config.slo.tpot_ms:.0f} ms"
     )
-    return _Verdict(bool(gains and rates[1] > 0), reason)
+    return _Verdict(bool(pays), reason)
+
+
+def _rates(expected: Forecast, config: RuntimeConfig) -> np.ndarray:
+    """Return the tokens/s at each depth, 0 where the TPOT would be broken."""
+    return np.where(expected.step_s <= config.slo.tpot_ms / 1000, expected.tokens_per_s, 0.0)
 
 
 def _bring_back(snap: Snapshot, config: RuntimeConfig) -> Plan:
     """Return the loads for which pages are spare; free ones wait for requests first, and for those that run to grow."""
-    ours, thresholds = config.adjuster.goodput, config.adjuster.thresholds
-    growth = ours.growth_reserve * snap.kv_pages if snap.num_running else 0
-    spare = snap.free_pages - snap.waiting_pages - growth - thresholds.grow_above
+    spare = _spare_pages(snap, config)
     if spare < MATRICES:
         return Plan()
     loads = choose_loads(snap, min(int(spare) // MATRICES, _loads_per_step(snap, config)))
     return Plan(load=loads, reason=f"{snap.free_pages} pages free, {spare:.0f} of them spare", cause="room")
+
+
+def _spare_pages(snap: Snapshot, config: RuntimeConfig) -> float:
+    """Return the pages for experts; where too many experts are away for the requests' own good, all that are free."""
+    growth = config.adjuster.goodput.growth_reserve * snap.kv_pages if snap.num_running else 0
+    spare = snap.free_pages - snap.waiting_pages - growth - config.adjuster.thresholds.grow_above
+    if spare < MATRICES <= snap.free_pages and snap.num_running and snap.depth and snap.fit.is_ready:
+        return snap.free_pages if _is_too_deep(snap, config) else spare
+    return spare
+
+
+def _is_too_deep(snap: Snapshot, config: RuntimeConfig) -> bool:
+    """Return whether fewer experts away, and fewer requests, would bring more tokens/s, or the TPOT that is broken."""
+    depth = snap.depth * np.array([1.0, 0.0, *FURTHER])
+    rates = _rates(forecast(snap, depth), config)
+    ours = config.adjuster.goodput
+    return bool(rates[0] < max((1 - ours.slack - ours.margin) * rates.max(), (1 - ours.margin) * rates[1]))
 
 
 def _loads_per_step(snap: Snapshot, config: RuntimeConfig) -> int:

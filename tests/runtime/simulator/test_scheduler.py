@@ -90,3 +90,14 @@ def test_one_that_cannot_grow_alone_goes_itself() -> None:
     assert step(scheduler) == [(0, 16)]
     assert step(scheduler) == []
     assert scheduler.num_preemptions == 1
+
+
+def test_an_aborted_request_gives_its_blocks_back() -> None:
+    """Whether it runs or waits; the others stay."""
+    scheduler = make(4, (40, 9), (40, 9), (5, 9))
+    step(scheduler)
+    running, waiting = scheduler.running[0], scheduler.waiting[0]
+    scheduler.abort(running)
+    scheduler.abort(waiting)
+    assert scheduler.kv.num_free == 4  # type: ignore[attr-defined]
+    assert [request.group for request in (*scheduler.running, *scheduler.waiting)] == [2]

@@ -2,6 +2,7 @@
 
     python bench/simulator.py            # all cells, about 15 minutes on one core
     python bench/simulator.py --gpu h200 # those of one GPU
+    python bench/simulator.py --again goodput  # one policy anew in the result that is there
 
 Rows: a policy in a cell, its tokens/s over stock's in the same cell, whether the P99 of TPOT and TTFT keep their SLO
 (100 ms, 5 s), requests at peak, steps. `verdict` lists where goodput misses: 0.98 of stock, what threshold reaches
@@ -13,6 +14,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/simulator.py` finds `bench`
 
@@ -21,26 +23,46 @@ from bench.serving.progress import say
 from bench.simulation import rimuru
 from bench.simulation.cells import POLICIES, Cell, Row, list_cells, make_row, simulate
 from bench.simulation.verdict import dump, judge
+from elasticmoe.runtime.contract.config import PolicyName
 from elasticmoe.runtime.simulator.hardware import GPUS
 
 DEFAULT_OUT = ROOT / "bench" / "results" / "simulator.json"
 SAY_EVERY = 8
 
 
-def run_cell(cell: Cell) -> list[Row]:
-    """Every policy in one cell."""
-    stock = simulate(cell, None)
-    return [make_row(cell, policy, stock if policy is None else simulate(cell, policy), stock) for policy in POLICIES]
+def run_cell(cell: Cell, policies: tuple[PolicyName | None, ...], stock_tok_s: float | None) -> list[Row]:
+    """Some policies in one cell; stock's tokens/s if they are known already."""
+    rows: list[Row] = []
+    for policy in policies:
+        outcome = simulate(cell, policy)
+        stock_tok_s = outcome.tok_s if stock_tok_s is None else stock_tok_s
+        rows.append(make_row(cell, policy, outcome, stock_tok_s))
+    return rows
 
 
 def run_cells(gpus: tuple[str, ...]) -> list[Row]:
     """All cells, with a line every few of them."""
     cells, rows = list(list_cells(gpus)), []
     for done, cell in enumerate(cells):
-        if done % SAY_EVERY == 0:
-            say(f"cell {done} of {len(cells)}: {cell.gpu}, {cell.routing}, {cell.kv_gib} GiB, {cell.workload}")
-        rows += run_cell(cell)
+        _tell(done, len(cells), cell)
+        rows += run_cell(cell, POLICIES, None)
     return rows
+
+
+def rerun_policy(policy: PolicyName, earlier: list[Row]) -> list[Row]:
+    """The rows of an earlier result with those of one policy simulated anew."""
+    stock = [row for row in earlier if row.policy == "stock"]
+    rows = [row for row in earlier if row.policy != policy]
+    for done, row in enumerate(stock):
+        cell = Cell(row.gpu, row.routing, row.kv_gib, row.workload)
+        _tell(done, len(stock), cell)
+        rows += run_cell(cell, (policy,), row.tok_s)
+    return rows
+
+
+def _tell(done: int, num: int, cell: Cell) -> None:
+    if done % SAY_EVERY == 0:
+        say(f"cell {done} of {num}: {cell.gpu}, {cell.routing}, {cell.kv_gib} GiB, {cell.workload}")
 
 
 def run_rimuru() -> dict[str, object]:
@@ -58,12 +80,19 @@ def main() -> int:
     """0 if the result was written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", choices=list(GPUS), action="append", help="only cells of this GPU (default: all)")
+    again = "simulate this policy alone anew, and keep the other rows of the result that is there"
+    parser.add_argument("--again", choices=[name for name in POLICIES if name], help=again)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where the result goes (%(default)s)")
     args = parser.parse_args()
-    meta = collect_meta()
-    rows = run_cells(tuple(args.gpu or GPUS))
+    result: dict[str, Any] = {"meta": asdict(collect_meta())}
+    if args.again:
+        earlier = json.loads(args.out.read_text(encoding="utf-8"))
+        result |= {"again": args.again, "meta_of_other_rows": earlier.get("meta_of_other_rows", earlier["meta"])}
+        rows, case = rerun_policy(args.again, [Row(**row) for row in earlier["rows"]]), earlier["rimuru"]
+    else:
+        rows, case = run_cells(tuple(args.gpu or GPUS)), run_rimuru()
     verdict = judge(rows)
-    result = {"meta": asdict(meta), "rows": dump(rows), "verdict": verdict, "rimuru": run_rimuru()}
+    result |= {"rows": dump(rows), "verdict": verdict, "rimuru": case}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     say(f"goodput misses, of {verdict['num_cells']} cells: {verdict['num_missed']}")

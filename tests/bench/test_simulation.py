@@ -41,8 +41,8 @@ def test_every_request_fits_the_smallest_room(workload: str) -> None:
 def test_a_row_compares_with_stock() -> None:
     """Half a GiB of KV and skewed routing: stock's own ratio is 1, threshold's well above."""
     stock, ours = simulate(PLACE, None), simulate(PLACE, "threshold")
-    assert make_row(PLACE, None, stock, stock).ratio_to_stock == 1.0
-    made = make_row(PLACE, "threshold", ours, stock)
+    assert make_row(PLACE, None, stock, stock.tok_s).ratio_to_stock == 1.0
+    made = make_row(PLACE, "threshold", ours, stock.tok_s)
     assert made.ratio_to_stock > 2
     assert (made.steps, made.peak_concurrency) == (ours.num_steps, ours.peak)
     assert made.recovery_s is None

@@ -145,12 +145,34 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         ]
         warm = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0, detokenize=False)
         llm.generate(prompts[:8], warm, use_tqdm=False)
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        recorder = Recorder(scheduler)
-        start_s = time.perf_counter()
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-        wall_s = time.perf_counter() - start_s
-    return describe(args, scheduler, recorder, outputs, {"wall_s": wall_s, "ready_s": ready_s})
+        result = serve(args, llm, prompts, params) | {"ready_s": ready_s}
+        Path(args.out).write_text(json.dumps(result) + "\n", encoding="utf-8")
+        if args.then_vllm_kernel:
+            use_vllm_kernel()
+            llm.generate(prompts[:8], warm, use_tqdm=False)
+            result["vllm_kernel"] = serve(args, llm, prompts, params)
+    return result
+
+
+def serve(args: argparse.Namespace, llm: Any, prompts: list[Any], params: list[Any]) -> dict[str, Any]:
+    """Serve the batch; return figures, schedule and tokens."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    stock = scheduler.schedule
+    recorder = Recorder(scheduler)
+    start_s = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    wall_s = time.perf_counter() - start_s
+    scheduler.schedule = stock
+    return describe(args, scheduler, recorder, outputs, {"wall_s": wall_s})
+
+
+def use_vllm_kernel() -> None:
+    """Have this process compute the paged MoE by vLLM's Triton kernel, the fallback, from now on."""
+    from elasticmoe.runtime.engine import moe_method
+    from elasticmoe.runtime.engine.paged_kernel import paged_moe_vllm
+
+    patched: Any = moe_method
+    patched.paged_moe_triton = paged_moe_vllm
 
 
 def describe(
@@ -213,6 +235,7 @@ def main() -> int:
     one = commands.add_parser("run")
     one.add_argument("--system", choices=SYSTEMS, required=True)
     one.add_argument("--model", required=True, help="a config.json in the shape of the model")
+    one.add_argument("--then-vllm-kernel", action="store_true", help="serve once more, by the fallback kernel")
     one.add_argument("--kv-gib", type=float, default=1.0)
     one.add_argument("--utilization", type=float, help="size memory as vLLM does by default, instead of --kv-gib")
     one.add_argument("--tp", type=int, default=1, help="tensor-parallel GPUs")
@@ -230,7 +253,7 @@ def main() -> int:
     args = parser.parse_args()
     result = run(args) if args.command == "run" else combine(args.runs, args.device, args.commit)
     Path(args.out).write_text(json.dumps(result) + "\n", encoding="utf-8")
-    print({k: v for k, v in result.items() if k not in ("tokens", "schedule")})
+    print({k: v for k, v in result.items() if k not in ("tokens", "schedule", "vllm_kernel")})
     return 0
 
 

@@ -235,7 +235,7 @@ def main() -> None:
 
 
 def measure_case(size: Size, policy: PolicyName, name: str, num_steps: int, repeats: int) -> Row:
-    """One case. Every run takes the same steps, so they differ by other work beside them: a step's fastest run counts."""
+    """One case. Every run takes the same steps; they differ by other work beside them: a step's fastest run counts."""
     runs, num_bytes = [], 0
     for _ in range(repeats):
         bench = Bench(size, policy)

@@ -57,3 +57,20 @@ def test_loads_of_an_idle_engine_are_reported(tiny: Path) -> None:
         assert totals["missed"] > 0
         check_samples(samples, requests, totals)
         assert not hasattr(EMPTY_MODEL_RUNNER_OUTPUT, "elastic")
+
+
+def test_goodput_learns_from_the_engine_and_evicts_where_that_pays(tiny: Path) -> None:
+    """Copies within host memory are cheap: after its first steps a burst that doesn't fit is judged by measurements."""
+    with running(tiny, {"policy": "goodput", "arena_bytes": arena_bytes(tiny, BLOCK_SIZE, 40)}) as engine:
+        engine.scheduler._on_limit(read_shape(tiny).num_experts)
+        causes: list[str] = []
+        engine.on_step = lambda _: causes.extend(plan.cause for plan in engine.adjuster.decisions)
+        requests = draw_requests(24)
+        tokens = engine.generate(requests)
+        fit = engine.adjuster.model.fit
+        assert fit.is_ready
+        assert fit.terms[0] + fit.terms[1] + fit.terms[2] > 0
+        assert [len(answer) for answer in tokens] == requests.max_tokens
+        assert {"short", "refused"} & set(causes)
+        engine.idle()
+        assert engine.adjuster.counts.loaded == engine.adjuster.counts.evicted

@@ -110,7 +110,7 @@ def test_the_autotuner_raises_the_limit_while_requests_wait(tiny: Served) -> Non
     try:
         tiny.patch(json.dumps({"spec": {"memory": {"expertOffload": {"limit": 2, "autotune": quick}}}}))
         with under_load(tiny):
-            time_until("a raise", lambda: bool(history(tiny)), 60)
+            time_until("a raise", lambda: bool(history(tiny)), 120)
             entry = history(tiny)[0]
             tiny.patch('{"spec": {"memory": {"expertOffload": {"limit": 3, "autotune": {"enabled": false}}}}}')
             time_until("the limit that the spec says", lambda: tiny.resource()["status"]["offloadLimit"] == 3, 30)

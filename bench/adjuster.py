@@ -13,6 +13,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -87,14 +88,10 @@ class Bench:
         config = RuntimeConfig(policy=policy, adjuster=AdjusterConfig())
         load = ExpertLoad(size.num_layers, size.num_experts, config.adjuster.half_life_tokens, TOP_K)
         self.random = np.random.default_rng(0)
-        tracemalloc.start()
         self.adjuster = Adjuster(self.geometry, config, load, NoPort(), None)
         self.adjuster.drain()
         self.shift()
         self.route(4096)
-        gc.collect()
-        self.bytes = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
         self.adjuster.learn(measured())
         self.used: list[BlockId] = []
 
@@ -236,14 +233,22 @@ def main() -> None:
 
 def measure_case(size: Size, policy: PolicyName, name: str, num_steps: int, repeats: int) -> Row:
     """One case. Every run takes the same steps; they differ by other work beside them: a step's fastest run counts."""
-    runs, num_bytes = [], 0
-    for _ in range(repeats):
-        bench = Bench(size, policy)
-        runs.append(np.fromiter(measure(bench, SITUATIONS[name], num_steps), dtype=np.float64))
-        num_bytes = bench.bytes
-    times = 1e6 * np.min(runs, axis=0)
+    repeated = (measure(Bench(size, policy), SITUATIONS[name], num_steps) for _ in range(repeats))
+    times = 1e6 * np.min([np.fromiter(times, dtype=np.float64) for times in repeated], axis=0)
     mean, p99 = round(float(times.mean()), 1), round(float(np.quantile(times, 0.99)), 1)
-    return Row(f"{size.name}, {policy}, {name}", mean, p99, num_bytes)
+    return Row(f"{size.name}, {policy}, {name}", mean, p99, count_bytes(size, policy))
+
+
+@cache
+def count_bytes(size: Size, policy: PolicyName) -> int:
+    """Bytes that the books of one engine take: pool, table, expert load and policy."""
+    tracemalloc.start()
+    bench = Bench(size, policy)
+    gc.collect()
+    num_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    del bench
+    return num_bytes
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How a MoE layer of vLLM computes from pages: on a CPU by the torch reference, on a GPU by vLLM's Triton kernel."""
+"""How a MoE layer of vLLM computes from pages: on a CPU by the torch reference, on a GPU by Triton kernels."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -12,7 +12,8 @@ SOURCE_ROOTS = ("operator", "runtime", "kernels")
 RUNTIME = ROOT / "runtime" / "elasticmoe" / "runtime"
 EDGE_ROOMS = {"cli", "engine", "coordinator", "device"}  # may import torch, and the engine vllm
 PURE_CORE = "the pure core imports no framework"
-OUTSIDE_THE_ROOMS = {"bench", "charts", "engine", "e2e", "fakes", "gpu", "images"}  # folders of tests that mirror no room
+OUTSIDE_THE_ROOMS = {"bench", "charts", "engine", "e2e", "fakes", "gpu", "images"}
+"""Folders of tests that mirror no room."""
 
 
 def list_rooms(folder: Path) -> set[str]:

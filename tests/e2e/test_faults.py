@@ -101,7 +101,7 @@ def test_an_invalid_spec_is_told_and_what_serves_goes_on(tiny: Served, patch: Ob
         ({"termination": {"gracePeriodSeconds": 10}}, "gracePeriodSeconds must be at least"),
         ({"model": {"uri": "s3://bucket"}}, "should match"),
         ({"replicas": -1}, "should be greater than or equal to 0"),
-        ({"memroy": {}}, 'unknown field "spec.memroy"'),
+        ({"arenas": {}}, 'unknown field "spec.arenas"'),
     ],
 )
 def test_what_the_schema_can_tell_is_refused_at_once(tiny: Served, patch: Object, message: str) -> None:

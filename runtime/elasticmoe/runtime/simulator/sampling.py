@@ -10,7 +10,7 @@ from elasticmoe.runtime.simulator.requests import Request
 from elasticmoe.runtime.simulator.step_cost import StepCost
 
 REPORT_STEPS = 16
-"""Steps between two reports, as in engine.scheduler; the first step is reported at once, then twice as many, and so on."""
+"""Steps between two reports, as in engine.scheduler; the first is reported at once, the next after 1, 2, 4, 8 more."""
 
 
 class Meter:

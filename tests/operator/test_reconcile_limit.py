@@ -26,6 +26,18 @@ def test_a_pod_gets_the_specs_limit_as_soon_as_it_is_seen() -> None:
     assert bench.kube.find("Deployment", "tiny-worker")["spec"]["template"] == template
 
 
+def test_a_new_pod_gets_the_limit_of_the_last_good_spec() -> None:
+    """While the newest spec is invalid, what the status says holds for pods that come, too."""
+    bench = Bench(memory=memory_with(limit=16))
+    bench.run()
+    bench.edit(engineArgs=["--port=1"])
+    bench.serve()
+    bench.run()
+    assert bench.condition("ConfigValid") == ("False", "InvalidSpec")
+    assert bench.resource["status"]["offloadLimit"] == 16
+    assert bench.limit() == "16"
+
+
 def test_a_pod_that_has_its_limit_is_not_patched_again() -> None:
     """Nor one that is leaving."""
     bench = Bench(memory=memory_with(limit=16))

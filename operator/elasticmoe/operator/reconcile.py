@@ -83,7 +83,9 @@ class Reconciler:
         observed = self.cluster.observe(resource, spec if isinstance(spec, ElasticMoESpec) else None)
         observed = replace(observed, samples=self.scrape(observed.workers, observed.coordinators, now.timestamp()))
         if isinstance(spec, SpecError):
-            self._report(observed, _kept(spec, observed), now)
+            kept = _kept(spec, observed)
+            self._limit(observed, kept.limit)
+            self._report(observed, kept, now)
             return
         self._serve(key, spec, observed, now)
 

@@ -12,7 +12,7 @@ demo: setup  ## Kubernetes on this machine, the operator, a tiny model served fr
 demo-local: setup  ## the same burst without Kubernetes: two servers on this machine
 	@. .ci/env && .venv/bin/python -m bench.demo
 
-test:  ## everything CI runs: checks, unit and engine tests, the demo
+test:  ## everything CI runs: checks, unit and engine tests, both demos, tests on the cluster
 	@.ci/run
 
 check:  ## format, lint, types, import contracts and the fast tests, in under a minute
@@ -32,6 +32,7 @@ down:  ## remove what the demos left: the cluster, the model, the logs (on an ex
 	rm -rf $(CACHE)/models build/demo build/cluster-demo
 
 purge: down  ## down, and the cache folder with all that was built and downloaded
+	@images/build --clean
 	rm -rf $(CACHE)
 
 clean:  ## remove .venv and every tool's cache; the shared environments stay in the cache folder

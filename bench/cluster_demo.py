@@ -22,6 +22,7 @@ import yaml
 from bench.cluster.install import (
     Target,
     add_binaries_to_path,
+    find_cluster,
     find_target,
     install_chart,
     need_programs,
@@ -116,7 +117,6 @@ def serve_stock(demo: Demo) -> BurstResult:
         say("The same burst on stock vLLM with the same bytes")
         result = send_burst(url, demo.name, demo.scenario)
     say(f"All answered after {result.wall_s:.1f} s")
-    stop_stock(kube)
     return result
 
 
@@ -163,7 +163,8 @@ def main() -> int:
     add_binaries_to_path()
     try:
         if args.remove:
-            remove(find_target(os.environ), ("tiny",), say)
+            stop_stock(find_cluster(os.environ))
+            remove(find_cluster(os.environ), ("tiny",), say)
             return 0
         return 0 if run() else 1
     except BenchError as error:

@@ -41,14 +41,13 @@ class Run:
     longest_silence_s: float
     silent_after: str
     exit_status: int
-    stages: dict[str, float]
 
 
 def time_demo(name: str, checkout: Path, env: Mapping[str, str]) -> Run:
     """Run `make demo`; its output goes to a log."""
     log = LOGS / f"{name}.log"
     started_s = last_s = time.monotonic()
-    silence_s, silent_after, last, stages = 0.0, "", "", dict[str, float]()
+    silence_s, silent_after, last = 0.0, "", ""
     with (
         subprocess.Popen(
             ["make", "demo"], cwd=checkout, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -62,11 +61,11 @@ def time_demo(name: str, checkout: Path, env: Mapping[str, str]) -> Run:
                 silence_s, silent_after = now_s - last_s, last
             last_s, last = now_s, line.strip()
             file.write(f"{now_s - started_s:7.1f} {line}")
-            stages[line[1:].split()[0] if line.startswith("[") else "-"] = round(now_s - started_s, 1)
         status = demo.wait()
+    if time.monotonic() - last_s > silence_s:
+        silence_s, silent_after = time.monotonic() - last_s, last
     seconds = round(time.monotonic() - started_s, 1)
-    stages.pop("-", None)
-    return Run(name, seconds, GOALS_S[name], round(silence_s, 1), silent_after, status, stages)
+    return Run(name, seconds, GOALS_S[name], round(silence_s, 1), silent_after, status)
 
 
 def make(target: str, checkout: Path, env: Mapping[str, str]) -> None:

@@ -11,12 +11,12 @@ import os
 import statistics
 import sys
 import time
-import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/ready_times.py` finds `bench`
 
+import httpx
 import yaml
 
 from bench.cluster.install import (
@@ -53,8 +53,8 @@ class Start:
 def bytes_read(kube: Kubectl) -> int:
     """Return what the coordinator has read of the checkpoint since its start."""
     (pod,) = kube.find("pod", f"elasticmoe.io/deployment={NAME},app.kubernetes.io/component=coordinator")
-    with urllib.request.urlopen(f"http://{pod['status']['podIP']}:9401/metrics", timeout=10) as answer:
-        return int(parse(answer.read().decode(), 0.0).get(BYTES_READ))
+    answer = httpx.get(f"http://{pod['status']['podIP']}:9401/metrics", timeout=10, trust_env=False)
+    return int(parse(answer.raise_for_status().text, 0.0).get(BYTES_READ))
 
 
 def start_cold(kube: Kubectl, repeat: int) -> Start:
@@ -110,6 +110,8 @@ def main() -> int:
         target = find_target(os.environ)
         install_chart(target, say)
         put_model(target, "tiny", say)
+        target.kube.run("delete", "emoe", NAME, "--ignore-not-found")  # of a run that was broken off
+        wait_gone(target.kube, NAME, say)
         starts = [start for repeat in range(args.repeats) for start in run_repeat(target, repeat)]
     except BenchError as error:
         say(f"failed: {error}")

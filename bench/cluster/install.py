@@ -18,6 +18,9 @@ from bench.serving.model import cache_folder
 Say = Callable[[str], None]
 
 CHART = ROOT / "charts" / "elasticmoe"
+CRD = ROOT / "crds" / "elasticmoe.io_elasticmoedeployments.yaml"
+MARK = {"elasticmoe.io/made-by": "demo"}
+MODEL_MARK = ".made-by-the-demo"
 RELEASE, SYSTEM_NAMESPACE = "elasticmoe", "elasticmoe-system"
 MODELS_ON_NODE = "/var/lib/elasticmoe/models"
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"]
@@ -36,24 +39,30 @@ class Target:
 
 def find_target(environ: Mapping[str, str]) -> Target:
     """Return the cluster that `cluster/up` started or, with CLUSTER=existing, the one that kubectl is set to."""
-    wanted, cache = environ.get("CLUSTER", ""), cache_folder(environ)
+    kube = find_cluster(environ)
+    return Target(kube, is_ours=kube.kubeconfig is not None, images=find_images(environ))
+
+
+def find_cluster(environ: Mapping[str, str]) -> Kubectl:
+    """Return the way to the cluster; only our own has a kubeconfig that we name."""
+    wanted = environ.get("CLUSTER", "")
     if wanted == "existing":
-        return Target(Kubectl(), is_ours=False, images=find_images(environ))
+        return Kubectl()
     if wanted:
         raise ClusterFailed(f"want CLUSTER=existing or no CLUSTER at all, it is {wanted!r}")
-    kubeconfig = cache / "cluster" / "run" / "admin.conf"
+    kubeconfig = cache_folder(environ) / "cluster" / "run" / "admin.conf"
     if not kubeconfig.exists():
         raise ClusterFailed(f"need a running cluster, there is no {kubeconfig}; run cluster/up")
-    return Target(Kubectl(str(kubeconfig)), is_ours=True, images=find_images(environ))
+    return Kubectl(str(kubeconfig))
 
 
 def find_images(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the references of what `images/build` made; without it, and with IMAGE_PREFIX, the chart's own version."""
-    refs = Path(environ.get("IMAGES") or cache_folder(environ) / "images") / "refs"
+    """Return the references of what `images/build` made; for another IMAGE_PREFIX, the chart's own version there."""
+    refs, prefix = Path(environ.get("IMAGES") or cache_folder(environ) / "images") / "refs", environ.get("IMAGE_PREFIX")
     if refs.exists():
-        lines = (line.split() for line in refs.read_text(encoding="utf-8").splitlines())
-        return {name: reference for name, reference, _ in lines}
-    prefix = environ.get("IMAGE_PREFIX")
+        built = dict(line.split()[:2] for line in refs.read_text(encoding="utf-8").splitlines())
+        if prefix is None or built["runtime"].startswith(f"{prefix}elasticmoe-"):
+            return built
     if prefix is None:
         raise ClusterFailed(f"need images, there is no {refs}; run images/build or name a registry's by IMAGE_PREFIX")
     return {name: f"{prefix}elasticmoe-{name}:{VERSION}" for name in ("operator", "coordinator", "runtime")}
@@ -61,17 +70,33 @@ def find_images(environ: Mapping[str, str]) -> dict[str, str]:
 
 def install_chart(target: Target, say: Say) -> None:
     """Install the operator, or upgrade it, and wait until it runs."""
+    _take_namespace(target.kube)
     say(f"Installing the chart into {SYSTEM_NAMESPACE}")
+    target.kube.run(
+        "apply", "--server-side", "--force-conflicts", "-f", str(CRD)
+    )  # helm never updates one that is there
     keys = {"operator": "image", "runtime": "runtimeImage", "coordinator": "coordinatorImage"}
     flags = []
     for name, key in keys.items():
         repository, _, tag = target.images[name].rpartition(":")
         flags += [f"--set={key}.repository={repository}", f"--set={key}.tag={tag}"]
-    target.kube.helm(
-        "upgrade", "--install", RELEASE, str(CHART), f"--namespace={SYSTEM_NAMESPACE}", "--create-namespace", *flags
-    )
+    target.kube.helm("upgrade", "--install", RELEASE, str(CHART), f"--namespace={SYSTEM_NAMESPACE}", *flags)
     system = Kubectl(target.kube.kubeconfig, SYSTEM_NAMESPACE)
     wait_until("the operator", lambda: _operator_state(system), INSTALL_S, say)
+
+
+def _take_namespace(kube: Kubectl) -> None:
+    """Make the operator's namespace with our mark; one without it is somebody's own install, which we leave alone."""
+    found = kube.get("namespace", SYSTEM_NAMESPACE)
+    if found is not None and not _is_marked(found):
+        raise ClusterFailed(
+            f"want a namespace {SYSTEM_NAMESPACE} for the demo, there is one of another's: use another cluster"
+        )
+    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE, "labels": MARK}})
+
+
+def _is_marked(obj: Object) -> bool:
+    return MARK.items() <= (obj["metadata"].get("labels") or {}).items()
 
 
 def _operator_state(system: Kubectl) -> str | None:
@@ -94,7 +119,10 @@ def put_model(target: Target, preset: str, say: Say) -> None:
 
 def _model_job(target: Target, name: str, preset: str) -> Object:
     """Return the Job; it runs as root because the node's folder is root's."""
-    script = f"[ -e /models/{preset}/config.json ] || elasticmoe make-model {preset} /models/{preset} --force"
+    folder = f"/models/{preset}"
+    script = (
+        f"[ -e {folder}/config.json ] || elasticmoe make-model {preset} {folder} --force && touch {folder}/{MODEL_MARK}"
+    )
     container = {
         "name": "main",
         "image": target.images["runtime"],
@@ -110,7 +138,7 @@ def _model_job(target: Target, name: str, preset: str) -> Object:
         "volumes": [volume],
     }
     spec = {"backoffLimit": 0, "template": {"spec": pod_spec}}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "labels": MARK}, "spec": spec}
 
 
 def _job_state(kube: Kubectl, name: str) -> str | None:
@@ -163,14 +191,20 @@ def add_binaries_to_path() -> None:
         os.environ["PATH"] = f"{folders[-1].parent}{os.pathsep}{os.environ['PATH']}"
 
 
-def remove(target: Target, names: tuple[str, ...], say: Say) -> None:
-    """Delete the custom resources, the chart, its CRD and its namespace."""
+def remove(kube: Kubectl, names: tuple[str, ...], say: Say) -> None:
+    """Delete what the demo made: custom resources, jobs, the chart and its namespace; the CRD if nobody uses it."""
+    namespace = kube.get("namespace", SYSTEM_NAMESPACE)
+    if namespace is None or not _is_marked(namespace):
+        say(f"No namespace {SYSTEM_NAMESPACE} of the demo's is there: nothing to remove")
+        return
+    kube.run("delete", "job", "-l", f"{next(iter(MARK))}=demo", "--ignore-not-found")
     for name in names:
-        target.kube.run("delete", "emoe", name, "--ignore-not-found")
-        wait_gone(target.kube, name, say)
-    target.kube.helm("uninstall", RELEASE, f"--namespace={SYSTEM_NAMESPACE}", "--ignore-not-found")
-    target.kube.run("delete", "namespace", SYSTEM_NAMESPACE, "--ignore-not-found")
-    target.kube.run("delete", "crd", "elasticmoedeployments.elasticmoe.io", "--ignore-not-found")
+        kube.run("delete", "emoe", name, "--ignore-not-found")
+        wait_gone(kube, name, say)
+    kube.helm("uninstall", RELEASE, f"--namespace={SYSTEM_NAMESPACE}", "--ignore-not-found")
+    kube.run("delete", "namespace", SYSTEM_NAMESPACE)
+    if not kube.run("get", "emoe", "--all-namespaces", "-o", "name").strip():
+        kube.run("delete", "-f", str(CRD))
 
 
 def need_programs(*names: str) -> None:

@@ -1,4 +1,4 @@
-"""The way from this machine to a Service of the cluster. Called by the Kubernetes demo, its benches and the tests."""
+"""The way from this machine to a Service of the cluster. Called by the Kubernetes demo."""
 
 import subprocess
 import time

@@ -1,6 +1,6 @@
 """Stock vLLM beside a custom resource's workers: the same pod with another command, and a Service of its own.
 
-Called by the Kubernetes demo and the tests on a cluster, to compare tokens and speed.
+Called by the Kubernetes demo, to compare tokens and speed.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def wait_stock(kube: Kubectl, say: Say) -> float:
 
 def stop_stock(kube: Kubectl) -> None:
     """Remove it."""
-    kube.run("delete", "deployment,service", "-l", f"app.kubernetes.io/name={NAME}")
+    kube.run("delete", "deployment,service", "-l", f"app.kubernetes.io/name={NAME}", "--ignore-not-found")
 
 
 def build_deployment(worker: Object, flags: Sequence[str]) -> Object:

@@ -102,6 +102,8 @@ def test_pods_have_no_more_rights_than_they_need(tiny: Served) -> None:
         assert tiny.target.kube.run("exec", name, "-c", "main", "--", "id", "-un").strip() == "elasticmoe"
         script = "touch /x 2>/dev/null || touch /usr/x 2>/dev/null && echo written || echo refused"
         assert tiny.target.kube.run("exec", name, "-c", "main", "--", "sh", "-c", script).strip() == "refused"
+        capabilities = tiny.target.kube.run("exec", name, "-c", "main", "--", "grep", "^Cap[EPB]", "/proc/1/status")
+        assert {int(line.split()[1], 16) for line in capabilities.splitlines()} == {0}
 
 
 def test_the_autotuner_raises_the_limit_while_requests_wait(tiny: Served) -> None:

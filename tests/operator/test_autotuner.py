@@ -173,6 +173,31 @@ def test_it_stays_within_its_bounds() -> None:
     assert decide(SPEC, Tuned(16, 32), read(QUEUE, current=32)) is None
 
 
+@pytest.mark.parametrize(
+    ("bounds", "limit"),
+    [({"max": "50%"}, 16), ({"max": 20}, 20), ({"min": 30}, 30), ({"min": "25%", "max": 28}, 28)],
+)
+def test_edited_bounds_bind_the_limit_at_once(bounds: dict[str, Any], limit: int) -> None:
+    """No signal is needed, only the number of experts; a limit within them stays."""
+    tuned, spec = Tuned(base=16, limit=28), make_spec(memory=offload(limit=16, **bounds))
+    assert start(spec, tuned, 32).limit == limit
+    assert start(spec, tuned, None).limit == 28
+
+
+def test_tuning_starts_within_its_bounds() -> None:
+    """With tuning off they bind nobody: the limit is what the user set."""
+    assert start(make_spec(memory=offload(limit=16, max=10)), None, 32) == Tuned(16, 10)
+    alone = make_spec(memory=offload(limit=16, max=10, autotune={"enabled": False}))
+    assert start(alone, None, 32) == Tuned(16, 16)
+
+
+def test_a_raise_that_bounds_cut_off_is_not_judged() -> None:
+    """What it was to bring never came."""
+    cut = start(make_spec(memory=offload(limit=16, max=17)), raised_to_18(), 32)
+    assert (cut.limit, cut.direction) == (17, None)
+    assert start(SPEC, raised_to_18(), 32) == raised_to_18()
+
+
 def raised_to_18() -> Tuned:
     """Return what is remembered after a raise at 100 tokens/s, when the cooldown is over."""
     return take(SPEC, AT_16, decide(SPEC, AT_16, read(QUEUE, now_s=0.0)), read(QUEUE, now_s=0.0), "t0")

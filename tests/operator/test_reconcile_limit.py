@@ -99,6 +99,17 @@ def test_the_autotuner_raises_the_limit_and_tells() -> None:
     )
 
 
+def test_an_edited_bound_reaches_the_pods_at_the_next_pass() -> None:
+    """Without waiting for a signal."""
+    bench = Bench(memory=memory_with(limit=16))
+    bench.run()
+    tune(bench)
+    bench.edit(memory=memory_with(limit=16, max="25%"))
+    bench.run()
+    assert bench.limit() == "8"
+    assert bench.resource["status"]["offloadLimit"] == 8
+
+
 def test_a_new_operator_goes_on_from_the_status() -> None:
     """And a changed limit of the spec starts tuning anew."""
     bench = Bench(memory=memory_with(limit=16))

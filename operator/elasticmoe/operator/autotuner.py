@@ -115,12 +115,26 @@ def keeps_slo(signals: Signals, spec: ElasticMoESpec) -> bool:
 
 
 def start(spec: ElasticMoESpec, previous: Tuned | None, num_experts: int | None) -> Tuned:
-    """Return where tuning stands: as it was, or anew if the spec's limit is another or tuning is off."""
+    """Return where tuning stands: as it was, or anew if the spec's limit is another or tuning is off.
+
+    Within the bounds as they are now; they bind the autotuner alone, so with tuning off the spec's limit is the limit.
+    """
     offload = spec.memory.expert_offload
-    if previous is not None and previous.base == offload.limit and offload.autotune.enabled:
-        limit = previous.limit if previous.limit is not None else _base(offload, num_experts)
-        return replace(previous, limit=limit)
-    return Tuned(offload.limit, _base(offload, num_experts))
+    anew = Tuned(offload.limit, _base(offload, num_experts))
+    if not offload.autotune.enabled:
+        return anew
+    if previous is None or previous.base != offload.limit:
+        return _within(offload, anew, num_experts)
+    limit = previous.limit if previous.limit is not None else anew.limit
+    return _within(offload, replace(previous, limit=limit), num_experts)
+
+
+def _within(offload: ExpertOffload, tuned: Tuned, num_experts: int | None) -> Tuned:
+    """Return a limit that bounds moved as a fresh start: there is no raise left to judge."""
+    if tuned.limit is None or num_experts is None:
+        return tuned
+    limit = _bounded(offload, tuned.limit, num_experts)
+    return tuned if limit == tuned.limit else replace(tuned, limit=limit, direction=None)
 
 
 def _base(offload: ExpertOffload, num_experts: int | None) -> int | None:

@@ -91,3 +91,6 @@ def test_the_experts_of_a_layer_are_what_workers_report() -> None:
     assert Observed(IDENTITY).num_experts is None
     samples = {"a": PodSample(0.0), "b": PodSample(0.0, experts_per_layer=32)}
     assert Observed(IDENTITY, samples=Samples(samples)).num_experts == 32
+    known = {"expertsPerLayer": 64}
+    assert Observed(IDENTITY, previous_status=known).num_experts == 64
+    assert Observed(IDENTITY, previous_status=known, samples=Samples(samples)).num_experts == 32

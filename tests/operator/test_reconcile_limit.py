@@ -4,6 +4,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from elasticmoe.operator.apply import Cluster
 from elasticmoe.operator.observed import PodSample
 from elasticmoe.operator.reconcile import Readings, Reconciler
@@ -61,6 +63,51 @@ def test_a_share_is_resolved_when_a_pod_has_told_the_number_of_experts() -> None
     bench.serve()
     bench.run()
     assert bench.limit() == "8"
+
+
+@pytest.mark.parametrize("is_tuning", [True, False])
+def test_a_share_stays_resolved_while_no_worker_answers(is_tuning: bool) -> None:  # noqa: FBT001 -- a case
+    """A missed scrape changes no status, and a new only worker has its limit before it tells anything."""
+    bench = Bench(memory=memory_with(limit="25%", autotune={"enabled": is_tuning}))
+    bench.run()
+    bench.serve()
+    bench.run()
+    assert bench.resource["status"]["offloadLimit"] == 8
+    bench.samples.clear()
+    bench.kube.objects.pop(("Pod", "default", "w"))
+    bench.kube.add(make_pod_object("w"))
+    bench.run()
+    assert bench.resource["status"]["offloadLimit"] == 8
+    assert bench.limit() == "8"
+    bench.edit(memory=memory_with(limit="50%", autotune={"enabled": is_tuning}))
+    bench.run()
+    assert bench.limit() == "16"
+
+
+def test_the_number_of_experts_outlasts_an_invalid_spec() -> None:
+    """A status that forgot it would resolve no share after it."""
+    bench = Bench(memory=memory_with(limit="25%", autotune={"enabled": False}))
+    bench.run()
+    bench.serve()
+    bench.run()
+    bench.samples.clear()
+    bench.edit(replicas=-1)
+    bench.run()
+    bench.edit(replicas=1)
+    bench.run()
+    assert bench.resource["status"]["offloadLimit"] == 8
+
+
+def test_a_model_of_another_size_resolves_a_share_anew() -> None:
+    """As soon as its worker has told its number; the last model's held until then."""
+    bench = Bench(memory=memory_with(limit="25%", autotune={"enabled": False}))
+    bench.run()
+    bench.serve()
+    bench.run()
+    bench.serve(experts_per_layer=128)
+    bench.run()
+    assert bench.limit() == "32"
+    assert bench.resource["status"]["expertsPerLayer"] == 128
 
 
 def test_without_a_limit_pods_keep_their_own() -> None:

@@ -127,6 +127,7 @@ def _status() -> dict[str, Any]:
         "updatedReplicas",
         "availableReplicas",
         "offloadLimit",
+        "expertsPerLayer",
     )
     text, number, flag = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
     big = {"type": "integer", "format": "int64"}

@@ -123,9 +123,10 @@ class Observed:
 
     @property
     def num_experts(self) -> int | None:
-        """Return the experts of a layer that workers report, None before the first one does."""
+        """Return the experts of a layer that workers report; while none does, the last number, if there is one."""
         reported = (sample.experts_per_layer for sample in self.samples.workers.values())
-        return max((number for number in reported if number is not None), default=None)
+        last: int | None = self.previous_status.get("expertsPerLayer")
+        return max((number for number in reported if number is not None), default=last)
 
     def after(self, applied: Object) -> "Observed":
         """Return this with a child as it is since it was applied: what was seen before says nothing of the new spec."""

@@ -1,4 +1,7 @@
-"""The status of a custom resource, rebuilt from what was observed; of the former one, only times of transition."""
+"""The status of a custom resource, rebuilt from what was observed.
+
+Of the former one it keeps times of transition, and what only workers can tell while none does.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +54,7 @@ def build_status(observed: Observed, verdict: Verdict, now: str) -> dict[str, An
         "coordinators": [_coordinator(pod, observed) for pod in _by_node(observed.coordinators)],
         "pods": [_worker(pod, observed) for pod in observed.workers],
         "offloadLimit": verdict.limit,
+        "expertsPerLayer": observed.num_experts,
         "autotuner": verdict.autotuner,
     }
     return {key: value for key, value in status.items() if value is not None}

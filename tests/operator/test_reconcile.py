@@ -98,6 +98,25 @@ def test_a_pool_that_no_longer_fits_rolls_nobody() -> None:
     assert main["resources"]["limits"] == {"nvidia.com/gpu": "1"}
 
 
+def test_a_withheld_spec_is_not_ready_until_one_that_fits_takes_its_place() -> None:
+    """The status is about the newest generation, and that one serves nobody."""
+    bench = Bench()
+    bench.run()
+    bench.serve()
+    bench.run()
+    assert bench.condition("Ready") == ("True", "PodsReady")
+    bench.edit(memory={"hostPool": {"size": "10Ti"}}, engineArgs=["--max-num-seqs=8"])
+    bench.run()
+    bench.run()
+    assert bench.condition("Ready") == ("False", "SpecWithheld")
+    assert bench.condition("HostMemoryFit") == ("False", "InsufficientMemory")
+    assert bench.resource["status"]["readyReplicas"] == 1
+    assert bench.reasons()[-2:] == ["SpecWithheld", "InsufficientMemory"]
+    bench.edit(memory={"hostPool": {"size": "1Gi"}}, engineArgs=[])
+    bench.run()
+    assert bench.condition("Ready") == ("True", "PodsReady")
+
+
 def test_what_the_api_server_finds_invalid_is_told() -> None:
     """As a field of the pod template that it doesn't know."""
     bench = Bench()

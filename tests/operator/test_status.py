@@ -50,6 +50,18 @@ def test_without_workers_nothing_is_ready() -> None:
     assert condition("Ready", BAD) == ("False", "InvalidSpec")
 
 
+def test_a_spec_that_is_withheld_is_not_ready() -> None:
+    """However well the pods of the former one do; it says why, and what serves."""
+    withheld = Verdict(make_spec(), is_withheld=True)
+    found = whole("Ready", withheld, worker_deployment=make_deployment())
+    assert (found.status, found.reason) == ("False", "SpecWithheld")
+    assert found.message == (
+        "the newest spec is not rolled out: its pool fits on no node (HostMemoryFit tells the numbers); "
+        "the former spec goes on serving, ready pods: 1"
+    )
+    assert whole("Ready", withheld).message.endswith("ready pods: 0")
+
+
 def test_zero_replicas_are_ready() -> None:
     """What was wanted is there."""
     none = Verdict(make_spec(replicas=0))

@@ -26,7 +26,7 @@ from elasticmoe.operator.desired import build_desired
 from elasticmoe.operator.errors import ForeignObjectError, RefusedObjectError, SpecError
 from elasticmoe.operator.events import condition_event, limit_event
 from elasticmoe.operator.observed import Object, Observed, Pod, PodSample, Samples
-from elasticmoe.operator.rollout import next_step
+from elasticmoe.operator.rollout import next_step, would_end_serving
 from elasticmoe.operator.spec.model import ElasticMoESpec
 from elasticmoe.operator.spec.parse import parse_spec
 from elasticmoe.operator.spec.quantity import parse_duration
@@ -92,10 +92,12 @@ class Reconciler:
     def _serve(self, key: Key, spec: ElasticMoESpec, observed: Observed, now: datetime) -> None:
         """Apply the children of a valid spec and its limit, then tell."""
         tuned, step = self._tune(key, spec, observed, now)
-        verdict = Verdict(spec, tuned.limit, dump_tuned(tuned) if _is_tuning(spec) else None)
+        need_bytes = coordinator_bytes(spec)
+        is_withheld = would_end_serving(observed, need_bytes)
+        verdict = Verdict(spec, tuned.limit, dump_tuned(tuned) if _is_tuning(spec) else None, is_withheld)
         desired = build_desired(observed.identity, spec, self.images)
         try:
-            for manifest in next_step(desired, observed, coordinator_bytes(spec)):
+            for manifest in next_step(desired, observed, need_bytes):
                 observed = observed.after(self.cluster.apply(manifest))
         except ForeignObjectError as error:
             verdict = replace(verdict, spec=SpecError("metadata.name", str(error)))

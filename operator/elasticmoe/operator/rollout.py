@@ -17,12 +17,12 @@ def next_step(desired: Sequence[Manifest], observed: Observed, need_bytes: int) 
     """Return what to apply in this pass; nothing of a resource that is being deleted, lest it come back."""
     if observed.is_leaving:
         return ()
-    if _would_end_serving(observed, need_bytes):
+    if would_end_serving(observed, need_bytes):
         return tuple(manifest for manifest in desired if manifest["kind"] not in _ROLLS)
     return tuple(desired)
 
 
-def _would_end_serving(observed: Observed, need_bytes: int) -> bool:
+def would_end_serving(observed: Observed, need_bytes: int) -> bool:
     """Return whether there is a pool that fits, and the new one would fit none of the nodes."""
     current = observed.coordinator_daemonset
     if current is None or not observed.nodes or need_bytes <= pool_request(current):

@@ -32,11 +32,13 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What planning found out: the spec or why there is none, and the limit that workers get."""
+    """What planning found out: the spec or why there is none, the limit that workers get, and what is held back."""
 
     spec: ElasticMoESpec | SpecError
     limit: int | None = None
     autotuner: Object | None = None
+    is_withheld: bool = False
+    """Whether the spec is not rolled out, since its pool fits no node and a former one serves."""
 
 
 def build_status(observed: Observed, verdict: Verdict, now: str) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def build_conditions(observed: Observed, verdict: Verdict) -> list[Condition]:
         last_fit = _former(observed, "HostMemoryFit")
         return [_ready(observed, None), valid, _coordinators_ready(observed), *([last_fit] if last_fit else [])]
     return [
-        _ready(observed, verdict.spec),
+        _withheld(observed) if verdict.is_withheld else _ready(observed, verdict.spec),
         Condition("ConfigValid", "True", "Valid"),
         _coordinators_ready(observed),
         _host_memory_fit(observed, coordinator_bytes(verdict.spec)),
@@ -90,6 +92,16 @@ def _ready(observed: Observed, spec: ElasticMoESpec | None) -> Condition:
     if updated >= wanted and ready >= wanted and counts.get("replicas", 0) == wanted:
         return Condition("Ready", "True", "PodsReady", f"{ready} of {wanted} pods are ready")
     return _not_ready(observed, f"{ready} of {wanted} pods are ready, {updated} of the newest template")
+
+
+def _withheld(observed: Observed) -> Condition:
+    """Return Ready of a spec that reaches no worker, whatever those of the former one do."""
+    counts = (observed.worker_deployment or {}).get("status", {})
+    message = (
+        "the newest spec is not rolled out: its pool fits on no node (HostMemoryFit tells the numbers); "
+        f"the former spec goes on serving, ready pods: {counts.get('readyReplicas', 0)}"
+    )
+    return Condition("Ready", "False", "SpecWithheld", message)
 
 
 def _is_new(child: Object) -> bool:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 
 FLAGS = ("--dtype=float32", "--block-size=16", "--max-model-len=512", "--max-num-seqs=48")
 NUM_REQUESTS = 48
-NUM_LOADING = 96
+NUM_LOADING = 32
 START_S = 300.0
 LIMIT_S = 5.0
 
@@ -112,7 +112,7 @@ def test_the_autotuner_raises_the_limit_while_requests_wait(tiny: Served) -> Non
     try:
         tiny.patch(json.dumps({"spec": {"memory": {"expertOffload": {"limit": 2, "autotune": quick}}}}))
         with under_load(tiny):
-            time_until("a raise", lambda: bool(history(tiny)), 120)
+            time_until("a raise", lambda: bool(history(tiny)), 240)
             entry = history(tiny)[0]
             tiny.patch('{"spec": {"memory": {"expertOffload": {"limit": 3, "autotune": {"enabled": false}}}}}')
             time_until("the limit that the spec says", lambda: tiny.resource()["status"]["offloadLimit"] == 3, 30)

@@ -118,14 +118,15 @@ def serve_elastic(demo: Demo) -> BurstResult:
 def serve_stock(demo: Demo) -> BurstResult:
     """The same burst on stock vLLM in the same kind of pod, with what the experts leave of the same bytes."""
     say("Starting stock vLLM in the same kind of pod, for comparison")
-    kube = demo.target.kube
-    start_stock(
-        kube, demo.name, ("--kv-cache-memory-bytes", str(demo.scenario.sizing.stock_kv_bytes), "--enforce-eager")
-    )
-    wait_stock(kube, say)
-    with reach(demo.target, STOCK_NAME, LOGS) as url:
-        say("The same burst on stock vLLM with the same bytes")
-        result = send_burst(url, demo.name, demo.scenario)
+    kube, room = demo.target.kube, str(demo.scenario.sizing.stock_kv_bytes)
+    try:
+        start_stock(kube, demo.name, ("--kv-cache-memory-bytes", room, "--enforce-eager"))
+        wait_stock(kube, say)
+        with reach(demo.target, STOCK_NAME, LOGS) as url:
+            say("The same burst on stock vLLM with the same bytes")
+            result = send_burst(url, demo.name, demo.scenario)
+    finally:
+        stop_stock(kube)
     say(f"All answered after {result.wall_s:.1f} s")
     return result
 

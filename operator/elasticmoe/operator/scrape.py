@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S: Final = 2.0
+TIMEOUT_S: Final = 5.0
+"""A worker under a burst answers late, and then its numbers matter most."""
 _AT_ONCE: Final = 8
 _TPOT: Final = "vllm:request_time_per_output_token_seconds_bucket"
 

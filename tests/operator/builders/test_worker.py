@@ -81,7 +81,7 @@ def test_the_socket_is_the_coordinators() -> None:
 def test_a_start_may_take_the_whole_budget() -> None:
     """Rounded up to whole probes."""
     probe = main(probes={"startupBudgetSeconds": 95})["startupProbe"]
-    assert probe["failureThreshold"] * probe["periodSeconds"] == 100
+    assert probe["failureThreshold"] * probe["periodSeconds"] == 96
 
 
 def test_no_drain_has_no_pre_stop() -> None:

@@ -30,7 +30,8 @@ from elasticmoe.runtime.contract.labels import (
 )
 
 GPU: Final = "nvidia.com/gpu"
-_PROBE_PERIOD_S: Final = 10
+_PROBE_PERIOD_S: Final = 2
+"""Of the startup probe: as long as a worker that has started may stay unnoticed."""
 
 
 def build_worker_deployment(identity: Identity, spec: ElasticMoESpec, images: DefaultImages) -> Manifest:

@@ -1,16 +1,10 @@
 """What a user gets from one custom resource: tokens, a limit that can be moved, replicas that can be scaled."""
 
-import concurrent.futures
 import json
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from bench.cluster.kubectl import Object
 from bench.serving.server import Server, elastic_spec, stock_spec
 from tests.e2e.conftest import NODE_MODEL
 from tests.e2e.served import Record, Served, generate, time_until
@@ -20,7 +14,6 @@ pytestmark = pytest.mark.cluster
 
 FLAGS = ("--dtype=float32", "--block-size=16", "--max-model-len=512", "--max-num-seqs=48")
 NUM_REQUESTS = 48
-NUM_LOADING = 32
 START_S = 300.0
 LIMIT_S = 5.0
 
@@ -104,55 +97,6 @@ def test_pods_have_no_more_rights_than_they_need(tiny: Served) -> None:
         assert tiny.target.kube.run("exec", name, "-c", "main", "--", "sh", "-c", script).strip() == "refused"
         capabilities = tiny.target.kube.run("exec", name, "-c", "main", "--", "grep", "^Cap[EPB]", "/proc/1/status")
         assert {int(line.split()[1], 16) for line in capabilities.splitlines()} == {0}
-
-
-def test_the_autotuner_raises_the_limit_while_requests_wait(tiny: Served) -> None:
-    """In its status and as an Event with the reason; switched off by one field, it leaves the limit alone."""
-    lives, quick = tiny.lives(), {"enabled": True, "interval": "2s", "cooldown": "4s"}
-    try:
-        tiny.patch(json.dumps({"spec": {"memory": {"expertOffload": {"limit": 2, "autotune": quick}}}}))
-        with under_load(tiny):
-            time_until("a raise", lambda: bool(history(tiny)), 240)
-            entry = history(tiny)[0]
-            tiny.patch('{"spec": {"memory": {"expertOffload": {"limit": 3, "autotune": {"enabled": false}}}}}')
-            time_until("the limit that the spec says", lambda: tiny.resource()["status"]["offloadLimit"] == 3, 30)
-            time.sleep(8)  # several intervals
-        assert tiny.resource()["status"]["offloadLimit"] == 3
-        assert "autotuner" not in tiny.resource()["status"]
-    finally:
-        restored = {"limit": "75%", "autotune": {"enabled": None, "interval": None, "cooldown": None}}
-        tiny.patch(json.dumps({"spec": {"memory": {"expertOffload": restored}}}))
-    assert (entry["from"], entry["to"]) == (2, 4)
-    assert "requests wait and 4 layers are at their limit" in entry["reason"]
-    events = tiny.target.kube.run(
-        "get", "events", "--field-selector=involvedObject.name=tiny,reason=OffloadLimitChanged"
-    )
-    assert entry["reason"] in events
-    assert tiny.lives() == lives
-
-
-def history(tiny: Served) -> list[Object]:
-    """Return what the autotuner has changed."""
-    changes: list[Object] = tiny.resource()["status"].get("autotuner", {}).get("history", [])
-    return changes
-
-
-@contextmanager
-def under_load(tiny: Served) -> Iterator[None]:
-    """Keep more requests waiting than the arena holds until the block ends."""
-    done, requests = threading.Event(), draw_requests(NUM_LOADING)
-
-    def load() -> None:
-        while not done.is_set():
-            tiny.generate(requests)
-
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        loading = threads.submit(load)
-        try:
-            yield
-        finally:
-            done.set()
-            loading.result()
 
 
 def test_kubectl_scale(tiny: Served) -> None:

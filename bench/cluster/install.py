@@ -72,9 +72,8 @@ def install_chart(target: Target, say: Say) -> None:
     """Install the operator, or upgrade it, and wait until it runs."""
     _take_namespace(target.kube)
     say(f"Installing the chart into {SYSTEM_NAMESPACE}")
-    target.kube.run(
-        "apply", "--server-side", "--force-conflicts", "-f", str(CRD)
-    )  # helm never updates one that is there
+    # Helm never updates a CRD that is there.
+    target.kube.run("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     keys = {"operator": "image", "runtime": "runtimeImage", "coordinator": "coordinatorImage"}
     flags = []
     for name, key in keys.items():
@@ -120,9 +119,9 @@ def put_model(target: Target, preset: str, say: Say) -> None:
 def _model_job(target: Target, name: str, preset: str) -> Object:
     """Return the Job; it runs as root because the node's folder is root's."""
     folder = f"/models/{preset}"
-    script = (
-        f"[ -e {folder}/config.json ] || elasticmoe make-model {preset} {folder} --force && touch {folder}/{MODEL_MARK}"
-    )
+    make = f"elasticmoe make-model {preset} {folder} --force && touch {folder}/{MODEL_MARK}"
+    # A model that was there gets no mark, so cluster/down keeps it.
+    script = f"[ -e {folder}/config.json ] || {{ {make}; }}"
     container = {
         "name": "main",
         "image": target.images["runtime"],

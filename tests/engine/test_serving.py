@@ -24,6 +24,7 @@ LIMIT_S = 2.0
 """A new limit must reach the engine within this."""
 END_S = 20.0
 """A server that is told to end must have ended within this; Kubernetes' default patience is 30 s."""
+END_AT_ONCE_S = 5.0
 FLAGS = ("--dtype", "float32", "--block-size", "16", "--max-model-len", "512", "--max-num-seqs", "32")
 
 
@@ -140,13 +141,23 @@ def test_vllms_flags_pass_through(serving: Serving) -> None:
     assert [(m["id"], m["max_model_len"]) for m in models] == [("tiny", 512)]
 
 
-def test_a_server_told_to_end_while_it_starts_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
-    """SIGTERM before vLLM listens to it ends the server, its scratch folder gone."""
-    with Server(replace(elastic_spec(tiny, tmp_path / "log", FLAGS), env={"TMPDIR": str(tmp_path)})) as server:
-        _wait_for(lambda: any(tmp_path.glob("elasticmoe-*")), 30)
+@pytest.mark.parametrize("begun", ["elasticmoe.runtime.cli.api_server", "spawn_main", "VLLM::EngineCore"])
+def test_a_server_told_to_end_while_it_starts_leaves_nothing(tiny: Path, tmp_path: Path, begun: str) -> None:
+    """SIGTERM ends it at once, also while it waits for its engine and hears nothing; its scratch folder is gone."""
+    spec = replace(elastic_spec(tiny, tmp_path / "log", FLAGS), env={"TMPDIR": str(tmp_path)})
+    with Server(spec) as server:
+        _wait_for(lambda: any(begun in _command(pid) for pid in find_group_members(server.pid)), 60)
+        assert any(tmp_path.glob("elasticmoe-*"))
         os.kill(server.pid, signal.SIGTERM)
-        _wait_for(lambda: not find_group_members(server.pid), END_S)
+        _wait_for(lambda: not find_group_members(server.pid), END_AT_ONCE_S)
     assert not list(tmp_path.glob("elasticmoe-*"))
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def test_a_server_told_to_end_while_it_streams_ends(serving: Serving) -> None:

@@ -4,8 +4,11 @@
 """
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Final
 
 from elasticmoe.runtime.cli import coordinator, make_model, plan, profile
@@ -16,12 +19,18 @@ _USAGE_ERROR: Final = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status of the subcommand that `argv` names (default: the process's own arguments)."""
+    signal.signal(signal.SIGTERM, _end)  # until the subcommand has its own way: a container's first process has none
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(words)
     except ElasticMoEError as error:
         print(f"elasticmoe: {error}", file=sys.stderr)
         return _USAGE_ERROR
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """End at once: nothing is begun yet, and an exception could be swallowed by what is being imported."""
+    os._exit(128 + number)
 
 
 def _dispatch(words: list[str]) -> int:

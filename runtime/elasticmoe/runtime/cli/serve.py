@@ -5,26 +5,23 @@ from run to run into the environment.
 """
 
 import argparse
-import functools
 import json
 import os
 import re
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from elasticmoe.runtime.cli import api_server
+from elasticmoe.runtime.cli.supervise import hold_signals, supervise
 from elasticmoe.runtime.contract import config as contract
 from elasticmoe.runtime.contract.config import parse_config
 from elasticmoe.runtime.contract.names import ENV_REFUSAL_FILE
-from elasticmoe.runtime.errors import ConfigError, UnsupportedError
+from elasticmoe.runtime.errors import ConfigError
 
 ENV_METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
-CLOSE_WITHIN_S = 5
-"""Time that open answers get once the engine has ended."""
 USAGE = "elasticmoe serve MODEL [--elastic-… VALUE] [any flag of vllm serve]"
 
 
@@ -133,46 +130,15 @@ def run(argv: Sequence[str]) -> int:
         own_parser().print_help()
         print("\nAll other flags are those of `vllm serve`: see `vllm serve --help`.")
         return 0
+    hold_signals()
     words, env = vllm_arguments(argv)
-    signal.signal(signal.SIGTERM, _exit)  # until vLLM has its own way to end
     with tempfile.TemporaryDirectory(prefix="elasticmoe-") as scratch:
-        refusal = Path(scratch) / "refusal"
-        os.environ.update(env, **{ENV_REFUSAL_FILE: str(refusal)})
-        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
-        os.environ.setdefault(ENV_METRICS_DIR, _made(Path(scratch) / "metrics"))
-        try:
-            return _serve(words)
-        except RuntimeError as error:
-            if not refusal.exists():
-                raise
-            raise UnsupportedError(refusal.read_text(encoding="utf-8")) from error
-
-
-def _exit(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
+        env = {**os.environ, **env, ENV_REFUSAL_FILE: str(Path(scratch) / "refusal")}
+        env.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+        env.setdefault(ENV_METRICS_DIR, _made(Path(scratch) / "metrics"))
+        return supervise([sys.executable, "-m", api_server.__name__, *words], env)
 
 
 def _made(folder: Path) -> str:
     folder.mkdir()
     return str(folder)
-
-
-def _serve(words: list[str]) -> int:
-    """Hand over to vLLM's own command."""
-    sys.argv = ["vllm", "serve", *words]
-    from vllm.entrypoints.cli.main import main as vllm_main
-
-    _bound_the_end()
-    vllm_main()
-    return 0
-
-
-def _bound_the_end() -> None:
-    """Have answers that still stream cut off after a while once the server is to end.
-
-    Told to end, vLLM kills its engine first and then waits, without a limit, for answers that nobody works on any more.
-    """
-    from vllm.entrypoints.launcher import uvicorn
-
-    init = functools.partialmethod(uvicorn.Config.__init__, timeout_graceful_shutdown=CLOSE_WITHIN_S)
-    vars(uvicorn)["Config"].__init__ = init

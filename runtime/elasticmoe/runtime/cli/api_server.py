@@ -1,0 +1,78 @@
+"""The process that `elasticmoe serve` supervises: vLLM's own server, told how to end and when to say that it serves."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar
+
+from elasticmoe.runtime.cli.supervise import begin_supervised, tell_serving
+from elasticmoe.runtime.contract.names import ENV_REFUSAL_FILE
+
+P = ParamSpec("P")
+R = TypeVar("R")
+CLOSE_WITHIN_S: Final = 5
+"""Time that open answers get once the engine has ended."""
+_USAGE_ERROR: Final = 2
+
+
+def main(words: Sequence[str]) -> int:
+    """Serve with vLLM's command line `words` until stopped; returns the exit status."""
+    begin_supervised()
+    try:
+        _serve(words)
+    except RuntimeError:
+        refusal = Path(os.environ[ENV_REFUSAL_FILE])
+        if not refusal.exists():
+            raise
+        print(f"elasticmoe: {refusal.read_text(encoding='utf-8')}", file=sys.stderr)
+        return _USAGE_ERROR
+    return 0
+
+
+def _serve(words: Sequence[str]) -> None:
+    """Hand over to vLLM's own command."""
+    sys.argv = ["vllm", "serve", *words]
+    from vllm.entrypoints.cli.main import main as vllm_main
+
+    _bound_the_end()
+    _say_when_it_serves()
+    vllm_main()
+
+
+def _bound_the_end() -> None:
+    """Have answers that still stream cut off after a while once the server is to end.
+
+    Told to end, vLLM kills its engine first and then waits, without a limit, for answers that nobody works on any more.
+    """
+    from vllm.entrypoints.launcher import uvicorn
+
+    init = functools.partialmethod(uvicorn.Config.__init__, timeout_graceful_shutdown=CLOSE_WITHIN_S)
+    vars(uvicorn)["Config"].__init__ = init
+
+
+def _say_when_it_serves() -> None:
+    """Tell the supervisor once vLLM listens to signals: with one server that is when it opens its socket.
+
+    With several, or none, vLLM's first process only watches over others and listens from the start.
+    """
+    from vllm.entrypoints.cli import serve
+    from vllm.entrypoints.launcher import uvicorn
+
+    vars(uvicorn)["Server"].serve = _after_telling(uvicorn.Server.serve)
+    for name in ("run_multi_api_server", "run_headless"):
+        setattr(serve, name, _after_telling(getattr(serve, name)))
+
+
+def _after_telling(call: Callable[P, R]) -> Callable[P, R]:
+    @functools.wraps(call)
+    def tell_and_call(*args: P.args, **kwargs: P.kwargs) -> R:
+        tell_serving()
+        return call(*args, **kwargs)
+
+    return tell_and_call
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

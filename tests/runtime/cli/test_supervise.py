@@ -1,0 +1,133 @@
+"""How `elasticmoe serve` ends its server: whenever it is told to, with all that the server started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.serving.server import find_group_members
+
+SUPERVISE = """
+import os, sys
+from elasticmoe.runtime.cli.supervise import supervise
+sys.exit(supervise([sys.executable, "-c", sys.argv[1]], os.environ))
+"""
+BEGIN = """
+import os, signal, subprocess, sys, time
+from elasticmoe.runtime.cli.supervise import begin_supervised, tell_serving
+begin_supervised()
+"""
+DEAF = f"{BEGIN}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun', flush=True)\n"
+SLEEP = "time.sleep(60)\n"
+CHILD = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+FIRST_PROCESS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+END_S = 10.0
+
+
+@contextmanager
+def supervised(script: str, *, before: Sequence[str] = ()) -> "Iterator[subprocess.Popen[str]]":
+    """Give a supervisor of `script`, once that has said a line; what is left of it is killed."""
+    command = [*before, sys.executable, "-c", SUPERVISE, script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            yield process
+        finally:
+            process.kill()
+            for pid in find_group_members(process.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_the_servers_status_is_the_commands() -> None:
+    """Its own, or 128 + the signal that ended it."""
+    for script, want in (("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137), ("", 0)):
+        assert subprocess.run([sys.executable, "-c", SUPERVISE, script], check=False).returncode == want
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_starts_is_ended_at_once_though_it_hears_nothing(number: signal.Signals) -> None:
+    """With everything that it started, even in a session of its own."""
+    with supervised(BEGIN + CHILD + DEAF + SLEEP) as process:
+        left = [*find_group_members(process.pid), *find_sleepers()]
+        assert len(left) == 3
+        process.send_signal(number)
+        assert process.wait(END_S) == 128 + number
+        assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]
+
+
+def find_sleepers() -> list[int]:
+    """Return the processes that CHILD started."""
+    found = subprocess.run(
+        ["pgrep", "--full", "-x", f"{sys.executable} -c import time; time.sleep.60."],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return [int(word) for word in found.stdout.split()]
+
+
+def test_a_server_that_serves_ends_by_itself() -> None:
+    """It is told, and takes the time that it needs."""
+    script = (
+        f"{BEGIN}signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(7)))\n"
+        f"tell_serving()\nprint('begun', flush=True)\n{SLEEP}"
+    )
+    with supervised(script) as process:
+        started_s = time.monotonic()
+        process.terminate()
+        assert process.wait(END_S) == 7
+        assert time.monotonic() - started_s >= 1
+
+
+def test_a_second_signal_is_not_to_be_ignored() -> None:
+    """A server that serves and does not end is killed when it is told again."""
+    with supervised(f"{DEAF}tell_serving()\nprint('serves', flush=True)\n{SLEEP}") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "serves\n"
+        process.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.terminate()
+        assert process.wait(END_S) == 128 + signal.SIGTERM
+
+
+def test_the_server_dies_with_its_supervisor() -> None:
+    """Also of SIGKILL, which nobody can pass on."""
+    with supervised(DEAF + SLEEP) as process:
+        process.kill()
+        process.wait(END_S)
+        deadline_s = time.monotonic() + END_S
+        while find_group_members(process.pid):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+
+def test_what_a_dead_server_leaves_is_ended() -> None:
+    """A server that crashes leaves no engine behind."""
+    assert not find_sleepers()
+    with supervised(f"{BEGIN}{CHILD}print('begun', flush=True)\nos._exit(5)\n") as process:
+        assert process.wait(END_S) == 5
+    assert not find_sleepers()
+
+
+def test_a_containers_first_process_ends_too() -> None:
+    """It has no default signals: what it does not handle is lost."""
+    if subprocess.run([*FIRST_PROCESS, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to make a process namespace (root has it)")
+    with supervised(DEAF + SLEEP, before=FIRST_PROCESS) as process:
+        (first,) = [pid for pid in find_group_members(process.pid) if parent_of(pid) == process.pid]
+        os.kill(first, signal.SIGTERM)
+        assert process.wait(END_S) == 128 + signal.SIGTERM
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    return int(stat.rpartition(")")[2].split()[1])

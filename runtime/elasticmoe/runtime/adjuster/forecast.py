@@ -33,8 +33,8 @@ def forecast(snap: Snapshot, depth: Floats) -> Forecast:
     prompts = np.minimum(1.0, requests * fit.prompts_per_token)
     tokens = np.concatenate((requests, requests + fit.prompt_tokens))
     missed = missed_bytes(snap, np.concatenate((depth, depth)), tokens)
-    decoding, prompting = np.split(fit.step_s(tokens, missed), 2)
-    step_s = (1 - prompts) * decoding + prompts * prompting
+    each_s = fit.step_s(tokens, missed)
+    step_s = (1 - prompts) * each_s[: len(depth)] + prompts * each_s[len(depth) :]
     return Forecast(depth, requests, step_s)
 
 

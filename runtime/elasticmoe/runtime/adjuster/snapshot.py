@@ -63,7 +63,7 @@ class Snapshot:
     @property
     def depth(self) -> float:
         """Return the experts of a layer that hold a slot, mean of the layers."""
-        return float(self.num_slotted.mean())
+        return float(self.num_slotted.sum() / self.num_layers)
 
     @property
     def num_offloaded(self) -> np.ndarray:

@@ -16,8 +16,10 @@ def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
         return Plan(reason="a fixed split evicts nothing for KV")
     reason = f"{snap.limit} experts a layer are to be offloaded"
     room = snap.limit - snap.num_slotted
-    if (room > 0).any() and (evict := _coldest(snap, room)):
+    if room.max() > 0 and (evict := _coldest(snap, room)):
         return Plan(evict=evict, reason=reason, cause="limit")
+    if room.min() >= 0:
+        return Plan(reason=reason, cause="limit")
     excess = int((snap.num_offloaded - snap.limit).clip(min=0).sum())
     num = min(config.adjuster.thresholds.grow_most, snap.free_pages // MATRICES, excess)
     return Plan(load=choose_loads(snap, num), reason=reason, cause="limit")

@@ -107,21 +107,24 @@ def _operator_state(system: Kubectl) -> str | None:
 
 
 def put_model(target: Target, preset: str, say: Say) -> None:
-    """Write a small model to the node's disk, by a Job of the runtime's image; a model that is there stays."""
-    name = f"make-{preset}-model"
+    """Write a test model to the node's disk, by a Job of the runtime's image; a model that is there stays."""
     say(f"Making the model {preset} on the node, in {MODELS_ON_NODE}/{preset}")
+    folder = f"/models/{preset}"
+    make = f"elasticmoe make-model {preset} {folder} --force && touch {folder}/{MODEL_MARK}"
+    # A model that was there gets no mark, so cluster/down keeps it.
+    run_on_models(target, f"make-{preset}-model", f"[ -e {folder}/config.json ] || {{ {make}; }}", say)
+
+
+def run_on_models(target: Target, name: str, script: str, say: Say) -> None:
+    """Run a shell script by a Job `name` of the runtime's image, with the node's models in /models."""
     target.kube.run("delete", "job", name, "--ignore-not-found")
-    target.kube.apply(_model_job(target, name, preset))
+    target.kube.apply(_models_job(target, name, script))
     wait_until(f"the job {name}", lambda: _job_state(target.kube, name), JOB_S, say)
     target.kube.run("delete", "job", name)
 
 
-def _model_job(target: Target, name: str, preset: str) -> Object:
+def _models_job(target: Target, name: str, script: str) -> Object:
     """Return the Job; it runs as root because the node's folder is root's."""
-    folder = f"/models/{preset}"
-    make = f"elasticmoe make-model {preset} {folder} --force && touch {folder}/{MODEL_MARK}"
-    # A model that was there gets no mark, so cluster/down keeps it.
-    script = f"[ -e {folder}/config.json ] || {{ {make}; }}"
     container = {
         "name": "main",
         "image": target.images["runtime"],

@@ -28,7 +28,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-@pytest.fixture(scope="module", params=sorted(PRESETS))
+@pytest.fixture(scope="module", params=sorted({*PRESETS} - {"medium"}))  # it is 6 GiB
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     """A preset and the folder that the command wrote it to."""
     target = tmp_path_factory.mktemp("models") / request.param

@@ -1,8 +1,9 @@
 """The shapes that `elasticmoe make-model` can write, and the sizes in bytes that follow from them.
 
 Sizes are chosen for their arithmetic: `tiny` has E = 2 S as Qwen3-30B-A3B, `tiny-qwen2` has E = 11/6 S as
-Qwen1.5-MoE-A2.7B, where neither size divides the other. An expert's width is a multiple of 32, as the grouped kernel of
-vLLM 0.26.0's CPU backend needs. No torch here, so that the command line stays quick.
+Qwen1.5-MoE-A2.7B, where neither size divides the other. `medium` is for times that depend on the checkpoint's size: it
+has 6 GiB of experts. An expert's width is a multiple of 32, as the grouped kernel of vLLM 0.26.0's CPU backend needs.
+No torch here, so that the command line stays quick.
 """
 
 from dataclasses import dataclass
@@ -77,4 +78,18 @@ _TINY_QWEN2: Final = Preset(
     moe_gain=4.0,
     shared_intermediate_size=1408,
 )
-PRESETS: Final = {preset.name: preset for preset in (_TINY, _TINY_QWEN2)}
+_MEDIUM: Final = Preset(
+    name="medium",
+    model_type="qwen3_moe",
+    num_layers=8,
+    num_experts=64,
+    num_experts_per_tok=4,
+    hidden_size=1024,
+    moe_intermediate_size=1024,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    norm_topk_prob=True,
+    moe_gain=2.0,
+)
+PRESETS: Final = {preset.name: preset for preset in (_TINY, _TINY_QWEN2, _MEDIUM)}

@@ -150,3 +150,32 @@ def test_a_deleted_resource_leaves_nothing(tiny: Served, record_property: Record
     record_property("seconds", round(seconds, 1))
     assert kube.get("emoe", "leaving") is None
     assert tiny.lives() == lives
+
+
+def test_a_worker_that_still_starts_ends_at_once(tiny: Served, record_property: Record) -> None:
+    """Told to end while it waits for its engine, when vLLM itself hears nothing; it has no answers to finish."""
+    kube, lives = tiny.target.kube, tiny.lives()
+    kube.apply(example("starting", termination={"drainSeconds": 0}))
+    starting = Served(tiny.target, "starting")
+    try:
+        time_until("its worker to run", lambda: is_running(starting), 60)
+        log = ("logs", starting.pod("worker")["metadata"]["name"])
+        time_until("its engine to load", lambda: "EngineCore" in kube.run(*log), 120)
+    finally:
+        kube.run("delete", "emoe", "starting", "--wait=false")
+        record_property("seconds", round(time_until("nothing to be left", lambda: is_gone(starting), 15), 1))
+    assert tiny.lives() == lives
+
+
+def is_running(served: Served) -> bool:
+    """Return whether its worker's process runs, ready or not."""
+    return any(
+        "running" in status["state"]
+        for pod in served.pods("worker")
+        for status in pod["status"].get("containerStatuses", [])
+    )
+
+
+def is_gone(served: Served) -> bool:
+    """Return whether nothing of a custom resource is left."""
+    return not list_children(served.target.kube, served.name)

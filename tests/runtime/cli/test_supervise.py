@@ -73,15 +73,16 @@ def find_sleepers() -> list[int]:
     return [int(word) for word in found.stdout.split()]
 
 
-def test_a_server_that_serves_ends_by_itself() -> None:
-    """It is told, and takes the time that it needs."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_serves_ends_by_itself(number: signal.Signals) -> None:
+    """It is told by SIGTERM, and takes the time that it needs."""
     script = (
         f"{BEGIN}signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(7)))\n"
         f"tell_serving()\nprint('begun', flush=True)\n{SLEEP}"
     )
     with supervised(script) as process:
         started_s = time.monotonic()
-        process.terminate()
+        process.send_signal(number)
         assert process.wait(END_S) == 7
         assert time.monotonic() - started_s >= 1
 

@@ -136,7 +136,8 @@ def run(argv: Sequence[str]) -> int:
         env = {**os.environ, **env, ENV_REFUSAL_FILE: str(Path(scratch) / "refusal")}
         env.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         env.setdefault(ENV_METRICS_DIR, _made(Path(scratch) / "metrics"))
-        return supervise([sys.executable, "-m", api_server.__name__, *words], env)
+        command = [sys.executable, "-P", "-m", api_server.__name__, *words]  # -P: the current folder holds no modules
+        return supervise(command, env)
 
 
 def _made(folder: Path) -> str:

@@ -30,8 +30,9 @@ def hold_signals() -> None:
 def supervise(command: Sequence[str], env: Mapping[str, str]) -> int:
     """Run `command` until it ends and return its exit status, 128 + n if signal n ended it.
 
-    SIGTERM or SIGINT is passed on to a server that serves. One that still starts has no answers to finish, so it is
-    killed; so is one that is told for the second time. No process that it started outlives it.
+    A server that serves is told to end by SIGTERM, whether this process got SIGTERM or SIGINT. One that still starts
+    has no answers to finish, so it is killed; so is one that is told for the second time. No process that it started
+    outlives it.
     """
     hold_signals()
     _control(_PR_SET_CHILD_SUBREAPER, 1)
@@ -68,7 +69,7 @@ def _wait(server: int, serving: int) -> int:
             if is_ending or not is_serving:
                 _kill(_descendants())
                 return 128 + number
-            os.kill(server, number)
+            os.kill(server, signal.SIGTERM)  # SIGINT it may have from the terminal, and a second one means impatience
             is_ending = True
         elif (status := _reap().get(server)) is not None:
             return status

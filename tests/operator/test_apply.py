@@ -20,6 +20,9 @@ from tests.fakes.kube_objects import (
     make_spec,
 )
 
+UNTYPED = "failed to create typed patch object (default/tiny; /v1, Kind=Service)"
+"""What a real API server's answer starts with, whatever is wrong with a field."""
+
 
 @pytest.fixture
 def kube() -> FakeKube:
@@ -108,7 +111,9 @@ def test_an_object_of_another_owner_is_never_taken_over(
     ("status", "body", "message"),
     [
         (422, '{"message": "spec.ports: Required"}', "Service tiny: spec.ports: Required"),
-        (500, '{"message": ".spec.prots: field not declared in schema"}', "Service tiny: .spec.prots: field not"),
+        (500, f'{{"message": "{UNTYPED}: .spec.prots: field not declared in schema"}}', ".spec.prots: field not"),
+        (500, f'{{"message": "{UNTYPED}: .spec.selector: expected map, got &{{x}}"}}', ".spec.selector: expected map"),
+        (500, f'{{"message": "{UNTYPED}: .spec.ports: duplicate entries for key [port=1]"}}', ".spec.ports: duplicate"),
         (400, "not JSON", "Service tiny: as the test wants"),
         (422, None, "Service tiny: as the test wants"),
     ],

@@ -27,8 +27,8 @@ from elasticmoe.runtime.contract.labels import (
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 _NOT_FOUND: Final = 404
 _INVALID: Final = (400, 422)
-_UNKNOWN_FIELD: Final = "field not declared in schema"
-"""In an answer 500: how server-side apply tells of a field that the kind doesn't have."""
+_UNTYPED: Final = "failed to create typed patch object"
+"""In an answer 500: how server-side apply tells of a field that the kind doesn't have, of another type, or twice."""
 _MERGE_PATCH: Final = "application/merge-patch+json"
 _BOUNDED: Final = {"_request_timeout": 10}
 """A server that has stopped to answer must not hold a resource's pass for ever."""
@@ -84,7 +84,7 @@ class Cluster:
         try:
             applied: Object = self._client.server_side_apply(kind, body=manifest, **where, **_SERVER_SIDE).to_dict()
         except ApiException as error:
-            if error.status not in _INVALID and _UNKNOWN_FIELD not in str(error.body):
+            if error.status not in _INVALID and _UNTYPED not in str(error.body):
                 raise
             raise RefusedObjectError(f"{manifest['kind']} {metadata['name']}: {_message(error)}") from error
         return applied

@@ -14,10 +14,8 @@ from bench.cluster.install import (
     wait_taken_over,
 )
 from bench.cluster.kubectl import ClusterFailed
-from bench.serving.meta import ROOT
-from tests.e2e.served import Served
+from tests.e2e.served import EXAMPLE, Served
 
-EXAMPLE = ROOT / "examples" / "tiny-qwen3-moe.yaml"
 CLUSTER_TIMEOUT_S = 600.0
 NODE_MODEL = Path("/var/lib/elasticmoe/models/tiny")
 

@@ -8,18 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.cluster.install import PORT, READY_S, Target, wait_ready
 from bench.cluster.kubectl import Object, find_condition, wait_until
+from bench.serving.meta import ROOT
 from elasticmoe.runtime.contract.pool_names import METRICS_PORT
 from tests.engine.engines import Requests, Tokens
 
 Record = Callable[[str, object], None]
 """pytest's record_property: a figure for the report."""
+EXAMPLE = ROOT / "examples" / "tiny-qwen3-moe.yaml"
 POOL_MEMFD = "/memfd:elasticmoe"
 TURN_S = 60.0
 """How long a condition may take to turn."""
+
+
+def example(name: str, **spec: Object) -> Object:
+    """Return the example's resource by another name, with parts of its spec replaced."""
+    resource: Object = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    resource["metadata"]["name"] = name
+    resource["spec"] |= spec
+    return resource
 
 
 @dataclass(frozen=True, slots=True)

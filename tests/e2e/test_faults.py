@@ -1,31 +1,20 @@
 """What goes wrong: pods that are killed, specs that are wrong, nodes that are too small, a resource that is deleted."""
 
 import concurrent.futures
-import copy
 import json
 import threading
 
 import pytest
-import yaml
 
 from bench.cluster.install import Target, list_children, wait_gone
 from bench.cluster.kubectl import ClusterFailed, Object
-from tests.e2e.conftest import EXAMPLE
-from tests.e2e.served import Record, Served, find_on_node, find_pools, time_until
+from tests.e2e.served import Record, Served, example, find_on_node, find_pools, time_until
 from tests.engine.engines import draw_requests
 
 pytestmark = pytest.mark.cluster
 
 READ = "elasticmoe_checkpoint_bytes_read_total"
 POOL = "elasticmoe_host_pool_bytes"
-
-
-def example(name: str, **spec: Object) -> Object:
-    """Return the example's resource by another name, with parts of its spec replaced."""
-    resource: Object = copy.deepcopy(yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")))
-    resource["metadata"]["name"] = name
-    resource["spec"] |= spec
-    return resource
 
 
 def test_a_killed_workers_successor_reads_nothing_again(tiny: Served) -> None:

@@ -25,7 +25,7 @@ TURN_S = 60.0
 """How long a condition may take to turn."""
 
 
-def example(name: str, **spec: Object) -> Object:
+def example(name: str, **spec: object) -> Object:
     """Return the example's resource by another name, with parts of its spec replaced."""
     resource: Object = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     resource["metadata"]["name"] = name

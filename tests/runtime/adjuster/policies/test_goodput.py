@@ -113,6 +113,26 @@ def test_no_eviction_goes_past_the_depth_that_the_slo_allows() -> None:
     assert 0 < len(depths) < len([d for d in range(19) if plan(busy(depth=d, num_waiting=200), DEFAULTS)])
 
 
+def test_a_request_beside_which_many_others_start_keeps_its_tpot() -> None:
+    """The promise is a P99: a mean of 29 ms a step is too much for 38 ms where every third step computes a prompt."""
+    fit = replace(FIT, prompts_per_token=1 / 100, prompt_tokens=3000.0)
+    snap, strict, loose = busy(fit=fit), RuntimeConfig(slo=Slo(tpot_ms=38)), RuntimeConfig(slo=Slo(tpot_ms=45))
+    assert not plan(snap, strict)
+    assert plan(snap, loose).evict
+    preempted = plan(replace(snap, lost_tokens=300), strict)
+    assert preempted.evict, "one that runs would break its own TPOT if it were preempted"
+    assert "29.1 of 38 ms" in preempted.reason
+
+
+def test_a_running_request_gets_pages_wherever_nobody_away_would_bring_less() -> None:
+    """Deeper than is best, and than a waiting one would get them, but not on without end."""
+
+    def reached(lost_tokens: int) -> int:
+        return len([d for d in range(20) if plan(replace(lent(FLAT, d, BUS), lost_tokens=lost_tokens), DEFAULTS)])
+
+    assert 0 < reached(0) < reached(300) < 19
+
+
 def test_before_anything_was_measured_nothing_goes() -> None:
     """Without a model there is no prediction that it pays."""
     chosen = plan(busy(fit=StepFit()), DEFAULTS)
@@ -195,6 +215,12 @@ def test_free_pages_wait_for_requests_first() -> None:
     assert plan(calm(10, free_pages=39, num_running=30, kv_pages=270.0), DEFAULTS).load
 
 
+@pytest.mark.parametrize(("free", "num"), [(59, 0), (60, 17)])
+def test_the_last_experts_come_back_at_once_where_all_fit(free: int, num: int) -> None:
+    """17 experts and the headroom are 60 pages; of those the 60 for 60 requests to grow into are not kept."""
+    assert len(plan(calm(1, free_pages=free, num_running=60, kv_pages=600.0), DEFAULTS).load) == num
+
+
 def crowded(bus: float) -> Snapshot:
     """Return 60 running requests and a queue with six experts of each layer away under flat routing, 12 pages free."""
     running = {"num_running": 60, "kv_pages": 540.0, "num_waiting": 60, "waiting_pages": 400}
@@ -205,6 +231,13 @@ def test_where_too_many_experts_are_away_they_come_back_before_the_queue_is_serv
     """Misses cost more than the requests they made room for bring in: free pages are the experts' then."""
     assert len(plan(crowded(BUS / 10), DEFAULTS).load) == 4
     assert not plan(crowded(20 * BUS), DEFAULTS), "where it pays, free pages wait for the queue"
+
+
+def test_experts_come_back_as_soon_as_nobody_away_would_bring_more_while_a_queue_waits() -> None:
+    """Here by 1 %; without a queue so small a loss is left alone, since pages come free with the next answers."""
+    snap = crowded(1.9 * BUS)
+    assert len(plan(snap, DEFAULTS).load) == 4
+    assert not plan(replace(snap, num_waiting=0, waiting_pages=0), DEFAULTS)
 
 
 def test_experts_come_back_before_the_queue_where_the_tpot_is_broken() -> None:

@@ -19,6 +19,8 @@ FURTHER = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
 """Depths that are tried: shares of the way from what a shortage asks for to the limit, and from 0 to where we are."""
 IDLE_SLICE_S = 0.01
 """Seconds of copies that an idle engine starts at once: what the next request may have to wait for."""
+UNLUCKY = 2.33
+"""Standard deviations above the mean that one request in a hundred reaches: the TPOT promised is a P99."""
 
 
 def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
@@ -55,29 +57,46 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     """Return whether covering the shortage pays.
 
     Some depth must bring more tokens/s than nobody away. On the way to the best such depth an eviction pays; beyond it
-    as well while it costs little, since more requests run and fewer wait. None may break the TPOT promised.
+    as well while it costs little, since more requests run and fewer wait. None may break the TPOT promised, for an
+    unlucky request neither. One that runs gets its pages wherever nobody away would bring less: if it were preempted,
+    its own TPOT would be broken, and its prompt computed again.
     """
     ours, now = config.adjuster.goodput, snap.depth
     after = now + ceil_div(snap.short_pages, MATRICES) / snap.num_layers
     room = max(0.0, min(snap.limit, snap.num_experts) - after)
     depth = np.array([0.0, after, *(after + room * share for share in FURTHER), *(now * share for share in FURTHER)])
     expected = forecast(snap, depth)
-    rates = _rates(expected, config)
+    is_running = snap.lost_tokens > 0
+    tpot_s = expected.step_s if is_running else _unlucky_s(snap, expected)
+    rates = _rates(expected, tpot_s, config)
     best = int(np.argmax(rates))
-    least = expected.tokens_per_s[0] * (1.0 if snap.lost_tokens else 1 + ours.margin)
-    is_near = rates[1] >= (1 - ours.slack) * rates[best]
+    least = expected.tokens_per_s[0] * (1.0 if is_running else 1 + ours.margin)
+    is_near = is_running or rates[1] >= (1 - ours.slack) * rates[best]
     pays = rates[1] > 0 and rates[best] >= least and (after <= depth[best] or (is_near and rates[1] >= least))
     reason = (
         f"{expected.tokens_per_s[0]:.0f} tokens/s with nobody away, {rates[best]:.0f} at best with {depth[best]:.1f} "
-        f"of a layer's experts away, {rates[1]:.0f} with {after:.1f} and {1000 * expected.step_s[1]:.1f} of "
+        f"of a layer's experts away, {rates[1]:.0f} with {after:.1f} and {1000 * tpot_s[1]:.1f} of "
         f"{config.slo.tpot_ms:.0f} ms"
     )
     return _Verdict(bool(pays), reason)
 
 
-def _rates(expected: Forecast, config: RuntimeConfig) -> np.ndarray:
-    """Return the tokens/s at each depth, 0 where the TPOT would be broken."""
-    return np.where(expected.step_s <= config.slo.tpot_ms / 1000, expected.tokens_per_s, 0.0)
+def _rates(expected: Forecast, tpot_s: np.ndarray, config: RuntimeConfig) -> np.ndarray:
+    """Return the tokens/s at each depth, 0 where its TPOT is more than was promised."""
+    return np.where(tpot_s <= config.slo.tpot_ms / 1000, expected.tokens_per_s, 0.0)
+
+
+def _unlucky_s(snap: Snapshot, expected: Forecast) -> np.ndarray:
+    """Return the TPOT of one request in a hundred at each depth: the one beside which most others start.
+
+    While one answer comes out about as many requests start as run, by chance more: their prompts are what differs.
+    """
+    fit, requests = snap.fit, expected.requests
+    decode_s = fit.step_s(requests, missed_bytes(snap, expected.depth, requests))
+    prompts = np.minimum(1.0, requests * fit.prompts_per_token)
+    more = 1 + UNLUCKY * np.sqrt((1 - prompts) / requests)
+    most = 1 / np.maximum(prompts, 1e-9)
+    return np.asarray(decode_s + np.minimum(more, most) * (expected.step_s - decode_s))
 
 
 def _bring_back(snap: Snapshot, config: RuntimeConfig) -> Plan:
@@ -90,20 +109,31 @@ def _bring_back(snap: Snapshot, config: RuntimeConfig) -> Plan:
 
 
 def _spare_pages(snap: Snapshot, config: RuntimeConfig) -> float:
-    """Return the pages for experts; where too many experts are away for the requests' own good, all that are free."""
-    growth = config.adjuster.goodput.growth_reserve * snap.kv_pages if snap.num_running else 0
-    spare = snap.free_pages - snap.waiting_pages - growth - config.adjuster.thresholds.grow_above
+    """Return the pages for experts; where too many experts are away for the requests' own good, all that are free.
+
+    Where there is room for every expert that is away, none of it is kept for growth: with the last of a buffer's
+    experts its slots come back too, and no step waits for a fetch any more.
+    """
+    spare: float = snap.free_pages - snap.waiting_pages - config.adjuster.thresholds.grow_above
+    if spare >= MATRICES * snap.num_offloaded.sum():
+        return spare
+    spare -= config.adjuster.goodput.growth_reserve * snap.kv_pages if snap.num_running else 0
     if spare < MATRICES <= snap.free_pages and snap.num_running and snap.depth and snap.fit.is_ready:
         return snap.free_pages if _is_too_deep(snap, config) else spare
     return spare
 
 
 def _is_too_deep(snap: Snapshot, config: RuntimeConfig) -> bool:
-    """Return whether fewer experts away, and fewer requests, would bring more tokens/s, or the TPOT that is broken."""
+    """Return whether fewer experts away, and fewer requests, would bring more tokens/s, or the TPOT that is broken.
+
+    With a queue whatever nobody away would bring is the least; without one a small loss passes with the next answers.
+    """
     depth = snap.depth * np.array([1.0, 0.0, *FURTHER])
-    rates = _rates(forecast(snap, depth), config)
+    expected = forecast(snap, depth)
+    rates = _rates(expected, expected.step_s, config)
     ours = config.adjuster.goodput
-    return bool(rates[0] < max((1 - ours.slack - ours.margin) * rates.max(), (1 - ours.margin) * rates[1]))
+    nobody = rates[1] if snap.num_waiting else (1 - ours.margin) * rates[1]
+    return bool(rates[0] < max((1 - ours.slack - ours.margin) * rates.max(), nobody))
 
 
 def _loads_per_step(snap: Snapshot, config: RuntimeConfig) -> int:

@@ -138,6 +138,7 @@ def test_late_coordinators_are_named_by_node() -> None:
 def test_memory_fits_where_each_node_has_room() -> None:
     """Nobody knows without a node."""
     assert condition("HostMemoryFit") == ("Unknown", "NoNodeMatches")
+    assert {"spec.nodeSelector", "spec.tolerations"} <= set(whole("HostMemoryFit").message.split())
     assert condition("HostMemoryFit", nodes=(Node("n1", 2 * GIB),)) == ("True", "Fits")
 
 

@@ -18,6 +18,10 @@ from elasticmoe.runtime.contract.labels import WORKER
 
 Truth = Literal["True", "False", "Unknown"]
 _NO_MEMORY: Final = "Insufficient memory"
+_NO_NODE: Final = (
+    "want a node that spec.nodeSelector matches, without a taint that spec.tolerations doesn't name; there is none: "
+    "label one or mend these fields"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ def _coordinators_ready(observed: Observed) -> Condition:
     if _is_stale(daemonset):
         return Condition("CoordinatorsReady", "False", "RollingOut", "the newest spec has not reached them yet")
     if wanted == 0:
-        return Condition("CoordinatorsReady", "False", "NoNodeMatches", "no node matches spec.nodeSelector")
+        return Condition("CoordinatorsReady", "False", "NoNodeMatches", _NO_NODE)
     if ready < wanted:
         late = ", ".join(place for pod in observed.coordinators if not pod.is_ready and (place := _place(pod)))
         return Condition("CoordinatorsReady", "False", "CoordinatorsNotReady", f"{message}; not on {late or 'any'}")
@@ -145,7 +149,7 @@ def _coordinators_ready(observed: Observed) -> Condition:
 def _host_memory_fit(observed: Observed, need_bytes: int) -> Condition:
     """Return whether each matching node has room for the pool: in its size, and in what the scheduler finds free."""
     if not observed.nodes:
-        return Condition("HostMemoryFit", "Unknown", "NoNodeMatches", "no node matches spec.nodeSelector")
+        return Condition("HostMemoryFit", "Unknown", "NoNodeMatches", _NO_NODE)
     need = f"need {show_bytes(need_bytes)} (pool and headroom)"
     small = {node.name for node in observed.small_nodes(need_bytes)}
     full = {pod.wanted_node for pod in observed.coordinators if pod.unschedulable and _NO_MEMORY in pod.unschedulable}

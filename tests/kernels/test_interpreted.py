@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pytest
 
-FILE = Path(__file__).parent / "interpreted.py"
+FILES = sorted(Path(__file__).parent.glob("interpreted*.py"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_kernels_are_the_reference_in_the_interpreter() -> None:
-    """Every test in `interpreted.py` passes on the CPU."""
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_kernels_are_the_reference_in_the_interpreter(file: Path) -> None:
+    """Every test in `interpreted*.py` passes on the CPU."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(FILE), "-q", "-p", "no:cacheprovider", "-p", "no:randomly"],
+        [sys.executable, "-m", "pytest", str(file), "-q", "-p", "no:cacheprovider", "-p", "no:randomly"],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         check=False,
-        cwd=FILE.parents[2],
+        cwd=file.parents[2],
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

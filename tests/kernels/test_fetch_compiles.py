@@ -1,0 +1,68 @@
+"""The fetch kernels compiled for a Hopper GPU, which takes none: that they compile, and how wide the copies are."""
+
+import re
+from typing import Any
+
+import pytest
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from elasticmoe.kernels import fetch
+
+HOPPER = GPUTarget("cuda", 90, 32)
+LIST: dict[str, Any] = {
+    "ids_ptr": "*i32", "table_ptr": "*i32", "resident_ptr": "*i1", "slots_ptr": "*i32", "experts_ptr": "*i32",
+    "pages_ptr": "*i32", "places_ptr": "*i32", "made_table_ptr": "*i32", "spans_ptr": "*i32", "count_ptr": "*i32",
+    "pairs": "i32", "NUM_SLOTS": 10, "N": 60, "BINS": 64, "SLOTS": 16, "R": 2, "ROUNDS": 2, "TILE": fetch.TILE,
+}  # fmt: skip
+COPY: dict[str, Any] = {
+    "experts_ptr": "*i32", "pages_ptr": "*i32", "spans_ptr": "*i32", "storage_ptr": "*u8", "address": "i64",
+    "granule": "i64", "index": "i32", "MATRIX": 3 * 2**20, "WORD": tl.int64, "ALIGN": 16, "CHUNK": 32768, "STAGES": 1,
+}  # fmt: skip
+
+
+def _ptx(kernel: triton.JITFunction, arguments: dict[str, Any], num_warps: int = 8) -> str:
+    """The assembly; a string is an argument's type, anything else a constant."""
+    signature = {name: value if isinstance(value, str) else "constexpr" for name, value in arguments.items()}
+    constants = {
+        (kernel.arg_names.index(name),): value for name, value in arguments.items() if not isinstance(value, str)
+    }
+    made = triton.compile(ASTSource(kernel, signature, constants), target=HOPPER, options={"num_warps": num_warps})
+    return str(made.asm["ptx"])
+
+
+@pytest.mark.parametrize("matrix", [3 * 2**20, 3 * 2**20 + 16])
+def test_a_thread_copies_16_bytes_at_a_time_with_eight_loads_in_flight(matrix: int) -> None:
+    """All loads of a chunk of 32 KiB by 256 threads come before its first store, whether it may be cut or not."""
+    words = re.findall(r"(ld|st)\.global\.(v\d\.b\d+)", _ptx(fetch._fetch, COPY | {"MATRIX": matrix}))
+    assert words == [("ld", "v2.b64")] * 8 + [("st", "v2.b64")] * 8
+
+
+def test_with_stages_chunks_are_on_their_way_while_others_are_written() -> None:
+    """Vectors of 16 bytes go into shared memory, and a chunk is waited for while the next one is still under way."""
+    ptx = _ptx(fetch._fetch, COPY | {"STAGES": 3})
+    sizes = re.findall(r"cp\.async\.cg\.shared\.global \[.*?\], \[.*?\], (\w+)", ptx)
+    assert sizes == ["0x10"] * 24
+    assert re.search(r"cp\.async\.wait_group\s+1;", ptx)
+
+
+@pytest.mark.parametrize(("word", "align", "width"), [(tl.int64, 8, "b64"), (tl.int32, 4, "b32"), (tl.int16, 2, "b16")])
+def test_what_is_not_aligned_is_copied_in_its_own_words(word: tl.dtype, align: int, width: str) -> None:
+    """No load is wider than the addresses allow."""
+    ptx = _ptx(fetch._fetch, COPY | {"MATRIX": 1000 * align, "WORD": word, "ALIGN": align, "CHUNK": 8192})
+    stores = set(re.findall(r"st\.global\.([\w.]+)", ptx))
+    assert stores == {width}
+
+
+@pytest.mark.parametrize("has_before", [False, True])
+@pytest.mark.parametrize("ids", ["*i32", "*i64"])
+def test_the_list_is_made_in_one_program(ids: str, has_before: bool) -> None:  # noqa: FBT001
+    """The lists' kernels compile for both types of ids, with a list made ahead and without."""
+    held = "*i32" if has_before else None
+    names = {"ids_ptr": ids, "held_places_ptr": held, "held_count_ptr": held, "HAS_BEFORE": has_before}
+    ordered = {name: (LIST | names)[name] for name in fetch._list.arg_names}
+    assert "st.global" in _ptx(fetch._list, ordered)
+    masks = {"ids_ptr": ids, "places_ptr": "*i32", "spans_ptr": "*i32", "to_ptr": "*i32", "pairs": "i32"}
+    assert "st.global" in _ptx(fetch._round, masks | {"index": "i32", "N": 60, "TILE": fetch.TILE}, num_warps=4)

@@ -1,0 +1,1 @@
+"""The pieces of the fetch bench: experts in an arena and on the host, copies alone, a step with fetches beside it."""

@@ -1,0 +1,102 @@
+"""GB/s out of pinned host memory: the copy engine's, and the fetch kernel's by thread blocks, chunk and stages."""
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from bench.fetch.setup import SHAPE, Experts
+from elasticmoe.kernels.fetch import Needed, Tuning, fetch, list_needed
+from elasticmoe.runtime.units import ExpertKey
+
+BLOCKS = (1, 2, 4, 8)
+CHUNKS = (16384, 32768, 65536, 131072)
+WARPS = (4, 8, 16, 32)
+STAGES = (1, 2, 3, 4)
+VECTORS = (4, 16)
+"""The fewest and the most 16-byte loads that a thread has in flight in one stage."""
+SHARED_BYTES = 224 * 1024
+"""What the stages of a thread block may take on a Hopper GPU."""
+REPEATS = 9
+
+
+def tunings(num_blocks: int) -> Iterator[Tuning]:
+    """The ways to launch the kernel that are worth timing and fit the device."""
+    for chunk, warps, stages in itertools.product(CHUNKS, WARPS, STAGES):
+        fits = (stages - 1) * chunk <= SHARED_BYTES
+        if fits and VECTORS[0] <= chunk // (32 * warps * 16) <= VECTORS[1]:
+            yield Tuning(num_blocks, chunk, warps, stages)
+
+
+def engine_gb_s(experts: Experts) -> float:
+    """Of one copy of a layer's experts by cudaMemcpyAsync."""
+    first, size = experts.pool.matrices(ExpertKey(0, 0))[0], experts.pool.layout.layer_bytes
+    host = first.as_strided((size,), (1,), first.storage_offset())
+    to = torch.empty(size, dtype=torch.uint8, device="cuda")
+    return _gb_s(size, lambda: to.copy_(host, non_blocking=True))
+
+
+def expert_copies_gb_s(experts: Experts, num_experts: int) -> float:
+    """Of the copy engine too, but a copy a matrix, as a fetch has them."""
+    storage, table, size = experts.storage, experts.buffers[0].tolist(), experts.pool.layout.matrix_bytes
+
+    def copies() -> None:
+        for expert, row in enumerate(table[:num_experts]):
+            for page, master in zip(row, experts.pool.matrices(ExpertKey(0, expert)), strict=True):
+                storage[page * size : (page + 1) * size].copy_(master, non_blocking=True)
+
+    return _gb_s(num_experts * experts.pool.layout.expert_bytes, copies)
+
+
+def kernel_rows(experts: Experts) -> Iterator[dict[str, Any]]:
+    """Rows of {blocks, chunk_bytes, num_warps, num_stages, gb_s}: a list as long as the first loading buffer."""
+    needed = list_of(experts, len(experts.buffers[0]))
+    for num_blocks in BLOCKS:
+        for tuning in tunings(num_blocks):
+            yield {
+                "blocks": num_blocks, "chunk_bytes": tuning.chunk_bytes, "num_warps": tuning.num_warps,
+                "num_stages": tuning.num_stages, "gb_s": kernel_gb_s(experts, needed, tuning),
+            }  # fmt: skip
+
+
+def kernel_gb_s(experts: Experts, needed: Needed, tuning: Tuning) -> float:
+    """Of one fetch; checks that every byte arrived."""
+    masters, size = experts.masters(0), experts.pool.layout.matrix_bytes
+    pages = needed.pages[: int(needed.count)].flatten().long()
+    experts.arena[pages] = 0
+    gb_s = _gb_s(len(pages) * size, lambda: fetch(needed, 0, masters, experts.storage, size, tuning))
+    own = experts.tables[0, needed.experts[: int(needed.count)].long()].flatten().long()
+    assert torch.equal(experts.arena[pages], experts.arena[own]), f"wrong bytes with {tuning}"
+    return gb_s
+
+
+def list_of(experts: Experts, num_experts: int) -> Needed:
+    """The list of so many experts of the first layer."""
+    ids = torch.arange(num_experts, dtype=torch.int32, device="cuda").view(1, -1)
+    resident = torch.zeros(SHAPE.num_experts, dtype=torch.bool, device="cuda")
+    return list_needed(ids, experts.tables[0], resident, experts.buffers[0])
+
+
+def best_tunings(rows: list[dict[str, Any]]) -> dict[int, Tuning]:
+    """The fastest launch by number of thread blocks."""
+    fastest = {row["blocks"]: row for row in sorted(rows, key=lambda row: float(row["gb_s"]))}
+    return {
+        blocks: Tuning(blocks, row["chunk_bytes"], row["num_warps"], row["num_stages"])
+        for blocks, row in sorted(fastest.items())
+    }
+
+
+def _gb_s(num_bytes: int, call: Callable[[], object]) -> float:
+    """The median of some calls, in 10⁹ bytes a second; the first, which may compile, doesn't count."""
+    call()
+    times_ms = []
+    for _ in range(REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times_ms.append(float(start.elapsed_time(end)))
+    return round(num_bytes / statistics.median(times_ms) / 1e6, 2)

@@ -1,13 +1,14 @@
 """The offload limit over whole passes: from the spec or the autotuner to the pods' annotations and the status."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from elasticmoe.operator.apply import Cluster
-from elasticmoe.operator.observed import PodSample
+from elasticmoe.operator.observed import Pod, PodSample, Samples
 from elasticmoe.operator.reconcile import Readings, Reconciler
 from tests.fakes.kube_bench import KEY, Bench
 from tests.fakes.kube_objects import IMAGES, make_pod_object
@@ -26,6 +27,25 @@ def test_a_pod_gets_the_specs_limit_as_soon_as_it_is_seen() -> None:
     bench.run()
     assert bench.limit() == "8"
     assert bench.kube.find("Deployment", "tiny-worker")["spec"]["template"] == template
+
+
+def test_a_new_limit_does_not_wait_for_metrics() -> None:
+    """A worker under a burst, or a coordinator that hangs, tells them late."""
+    bench = Bench(memory=memory_with(limit="50%"))
+    bench.run()
+    bench.serve()
+    bench.run()
+    bench.edit(memory=memory_with(limit="25%"))
+    limits_then = []
+
+    def scrape(workers: tuple[Pod, ...], coordinators: tuple[Pod, ...], at_s: float) -> Samples:
+        limits_then.append(bench.limit())
+        return bench.scrape(workers, coordinators, at_s)
+
+    bench.reconciler = replace(bench.reconciler, scrape=scrape)
+    bench.run()
+    assert limits_then == ["8"]
+    assert len([call for call in bench.kube.calls if call[0] == "patch"]) == 2
 
 
 def test_a_new_pod_gets_the_limit_of_the_last_good_spec() -> None:

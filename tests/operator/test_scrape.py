@@ -1,7 +1,11 @@
 """Pods' metrics, read over HTTP from a small server, and from text."""
 
+import contextlib
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -110,6 +114,34 @@ def test_a_pod_that_does_not_answer_is_told(port: int) -> None:
     assert fetch(f"http://127.0.0.1:{port}/metrics") == WORKER
     with pytest.raises(ScrapeError, match=r"want metrics from .*/other, got HTTP Error 404"):
         fetch(f"http://127.0.0.1:{port}/other")
+
+
+def test_a_page_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that drips, and one that is too long: a pass must not wait for either."""
+    with endless_pages(chunk=b"#\n", pause_s=0.05) as port, pytest.raises(ScrapeError, match=r"in 0\.3 s and no end"):
+        fetch(f"http://127.0.0.1:{port}/metrics", timeout_s=0.3)
+    monkeypatch.setattr(scrape, "MAX_BYTES", 2**16)
+    with endless_pages(chunk=b"#" * 2**14, pause_s=0.0) as port, pytest.raises(ScrapeError, match="and no end"):
+        fetch(f"http://127.0.0.1:{port}/metrics")
+
+
+@contextmanager
+def endless_pages(chunk: bytes, pause_s: float) -> Iterator[int]:
+    """Give the port of a server whose one answer goes on as long as somebody reads it."""
+
+    def answer(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+            while True:
+                connection.sendall(chunk)
+                time.sleep(pause_s)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, args=(listening,))
+        thread.start()
+        yield listening.getsockname()[1]
+        thread.join()
 
 
 def test_only_ready_pods_that_answer_have_a_sample(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ Everything blocking runs in a thread; one resource is never reconciled twice at 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,8 @@ from elasticmoe.operator.reconcile import Key
 logger = logging.getLogger(__name__)
 
 RESYNC_S: Final = 10.0
+AT_ONCE: Final = 4
+"""Passes of a resync; those that a change woke come beside them."""
 MAX_WATCH_AGE_S: Final = 120.0
 
 
@@ -76,20 +78,40 @@ class Loop:
             await asyncio.to_thread(self._reconcile, key)
 
     async def resync(self, clock: Callable[[], float]) -> None:
-        """List all resources and reconcile each; one that fails is logged and comes again."""
-        listed = await asyncio.to_thread(self._list_all)
-        self._watch.compare(listed.versions, clock())
-        for key in listed.keys:
-            try:
-                await self.wake(key)
-            except Exception:  # one broken resource must not stop the others
-                logger.exception("%s/%s: this pass failed; the next one tries again", key.namespace, key.name)
+        """List all resources and reconcile each, a few at once; one that fails is logged and comes again."""
+        await self._pass_over(await self._list(clock))
 
     async def run(self, clock: Callable[[], float]) -> None:
-        """Resync until cancelled."""
-        while True:
-            try:
-                await self.resync(clock)
-            except Exception:  # the API server may be away; the probe tells if it stays so
-                logger.exception("the list of resources failed; the next one comes in %.0f s", RESYNC_S)
-            await asyncio.sleep(RESYNC_S)
+        """Resync until cancelled. Lists keep their pace, however long the passes take, for the watch's age."""
+        passes: asyncio.Task[None] | None = None
+        try:
+            while True:
+                try:
+                    keys = await self._list(clock)
+                    if passes is None or passes.done():
+                        passes = asyncio.create_task(self._pass_over(keys))
+                except Exception:  # the API server may be away; the probe tells if it stays so
+                    logger.exception("the list of resources failed; the next one comes in %.0f s", RESYNC_S)
+                await asyncio.sleep(RESYNC_S)
+        finally:
+            if passes is not None:
+                passes.cancel()
+
+    async def _list(self, clock: Callable[[], float]) -> tuple[Key, ...]:
+        """Return all resources, and hold the watch against them."""
+        listed = await asyncio.to_thread(self._list_all)
+        self._watch.compare(listed.versions, clock())
+        return listed.keys
+
+    async def _pass_over(self, keys: Iterable[Key]) -> None:
+        """Reconcile each, a few at once."""
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(key: Key) -> None:
+            async with places:
+                try:
+                    await self.wake(key)
+                except Exception:  # one broken resource must not stop the others
+                    logger.exception("%s/%s: this pass failed; the next one tries again", key.namespace, key.name)
+
+        await asyncio.gather(*map(one, keys))

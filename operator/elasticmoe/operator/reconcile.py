@@ -81,6 +81,8 @@ class Reconciler:
             return
         spec = _parse(resource)
         observed = self.cluster.observe(resource, spec if isinstance(spec, ElasticMoESpec) else None)
+        # Before the metrics, which may take seconds to come.
+        observed = self._limit(observed, _known_limit(spec, observed))
         observed = replace(observed, samples=self.scrape(observed.workers, observed.coordinators, now.timestamp()))
         if isinstance(spec, SpecError):
             kept = _kept(spec, observed)
@@ -124,11 +126,15 @@ class Reconciler:
         step = decide(spec, tuned, reading)
         return take(spec, tuned, step, reading, show_time(now)), step
 
-    def _limit(self, observed: Observed, limit: int | None) -> None:
-        """Give every live worker its limit."""
+    def _limit(self, observed: Observed, limit: int | None) -> Observed:
+        """Give every live worker its limit and return them so."""
+        workers = []
         for pod in observed.workers:
             if limit is not None and not pod.is_leaving and pod.limit != str(limit):
                 self.cluster.set_limit(pod, observed.identity.namespace, limit)
+                pod = replace(pod, limit=str(limit))  # noqa: PLW2901 -- the same pod, as it is now
+            workers.append(pod)
+        return replace(observed, workers=tuple(workers))
 
     def _report(self, observed: Observed, verdict: Verdict, now: datetime) -> None:
         """Write the status if it is another, and an Event for each condition that turned."""
@@ -156,6 +162,13 @@ def _kept(error: SpecError, observed: Observed) -> Verdict:
     """Return the verdict on an invalid spec: the limit and the tuning of the last good one stay."""
     former = observed.previous_status
     return Verdict(error, former.get("offloadLimit"), former.get("autotuner"))
+
+
+def _known_limit(spec: ElasticMoESpec | SpecError, observed: Observed) -> int | None:
+    """Return the limit as it is without new metrics."""
+    if isinstance(spec, SpecError):
+        return _kept(spec, observed).limit
+    return start(spec, load_tuned(observed.previous_status), observed.num_experts).limit
 
 
 def _is_tuning(spec: ElasticMoESpec) -> bool:

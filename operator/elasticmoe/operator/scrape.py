@@ -1,11 +1,13 @@
 """Reads pods' /metrics: the numbers that the autotuner and the status need, straight from each pod."""
 
 import logging
+import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from http.client import HTTPException
+from itertools import chain
 from typing import Final, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,22 +26,29 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S: Final = 5.0
-"""A worker under a burst answers late, and then its numbers matter most."""
+TIMEOUT_S: Final = 4.0
+"""A worker under a burst answers late, and then its numbers matter most; but an edit that comes meanwhile waits."""
+MAX_BYTES: Final = 16 * 2**20
+_CHUNK: Final = 2**16
 _AT_ONCE: Final = 8
 _TPOT: Final = "vllm:request_time_per_output_token_seconds_bucket"
 
 
 def scrape_all(workers: Iterable[Pod], coordinators: Iterable[Pod], at_s: float) -> Samples:
-    """Return the samples of those pods that are ready and answer; of the others a line is logged."""
-    return Samples(
-        _scrape(workers, WORKER_PORT, lambda series: read_worker(series, at_s)),
-        _scrape(coordinators, METRICS_PORT, read_coordinator),
-    )
+    """Return the samples of those pods that are ready and answer; of the others a line is logged. Asks several at once.
+
+    Takes little more than TIMEOUT_S for as many pods as are asked at once, whichever of them don't answer.
+    """
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        of_workers = _scrape(threads, workers, WORKER_PORT, lambda series: read_worker(series, at_s))
+        of_coordinators = _scrape(threads, coordinators, METRICS_PORT, read_coordinator)
+        return Samples(dict(chain(*of_workers)), dict(chain(*of_coordinators)))
 
 
-def _scrape(pods: Iterable[Pod], port: int, read: Callable[[Series], T]) -> dict[str, T]:
-    """Return what `read` makes of each pod's page, several at once."""
+def _scrape(
+    threads: Executor, pods: Iterable[Pod], port: int, read: Callable[[Series], T]
+) -> Iterator[list[tuple[str, T]]]:
+    """Start asking each pod and return an iterator of what `read` makes of each page, with the pod's name."""
 
     def ask(name: str, ip: str) -> list[tuple[str, T]]:
         try:
@@ -49,8 +58,7 @@ def _scrape(pods: Iterable[Pod], port: int, read: Callable[[Series], T]) -> dict
             return []
 
     asked = [(pod.name, pod.ip) for pod in pods if pod.is_ready and not pod.is_leaving and pod.ip]
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        return dict(pair for found in threads.map(lambda pod: ask(*pod), asked) for pair in found)
+    return threads.map(lambda pod: ask(*pod), asked)
 
 
 def metrics_url(ip: str, port: int) -> str:
@@ -59,15 +67,19 @@ def metrics_url(ip: str, port: int) -> str:
     return f"http://{host}:{port}/metrics"
 
 
-def fetch(url: str) -> str:
-    """Return the text of a metrics page; raises ScrapeError."""
+def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Return the text of a metrics page; raises ScrapeError, also for one that comes too slowly or has no end."""
+    deadline_s, page = time.monotonic() + timeout_s, bytearray()
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:  # noqa: S310 -- metrics_url says http
-            text: str = response.read().decode("utf-8")
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 -- metrics_url says http
+            while chunk := response.read1(_CHUNK):
+                page += chunk
+                if time.monotonic() > deadline_s or len(page) > MAX_BYTES:
+                    raise TimeoutError(f"{len(page)} bytes in {timeout_s:g} s and no end")
+        return page.decode("utf-8")
     except (OSError, HTTPException, UnicodeDecodeError) as error:
         message = f"want metrics from {url}, got {error}; asked again at the next pass"
         raise ScrapeError(message) from error
-    return text
 
 
 def parse(text: str) -> Series:

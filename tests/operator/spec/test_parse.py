@@ -36,6 +36,8 @@ def test_a_limit_may_be_a_number_or_a_share() -> None:
         ({"modelx": {}}, r"^spec\.modelx: there is no such field; `kubectl explain"),
         ({"replicas": -1}, r"^spec\.replicas: .*it is -1$"),
         ({"memory": {"hostPool": {"size": "1GiB"}}}, r"^spec\.memory\.hostPool\.size: want a quantity.*'1GiB'$"),
+        ({"memory": {"hostPool": {"size": "9000P", "headroom": "300P"}}}, r"hostPool: size \+ headroom must be less"),
+        ({"memory": {"hostPool": {"size": "10E"}}}, r"hostPool\.size: want a quantity.* less than 8Ei, it is '10E'$"),
         ({"memory": {"hostPool": {"size": True}}}, r"^spec\.memory\.hostPool\.size: want a whole number.*True$"),
         ({"memory": offload(limit="101%")}, r"^spec\.memory\.expertOffload\.limit: want experts of a layer"),
         ({"memory": offload(limit=-1)}, r"limit: want experts of a layer, .*it is -1$"),
@@ -56,6 +58,22 @@ def test_a_limit_may_be_a_number_or_a_share() -> None:
         ({"podTemplate": {"kind": "Pod"}}, r"^spec\.podTemplate\.kind: a pod template has metadata and spec only"),
         ({"podTemplate": {"spec": [1]}}, r"^spec\.podTemplate\.spec: want an object, it is \[1\]"),
         ({"podTemplate": {"spec": {"containers": [{}]}}}, r"^spec\.podTemplate\.spec\.containers: want a list"),
+        (
+            {"podTemplate": {"spec": {"containers": [{"name": {"a": "b"}}]}}},
+            r"^spec\.podTemplate\.spec\.containers\.0\.name: want a string, it is {'a': 'b'}$",
+        ),
+        (
+            {"podTemplate": {"spec": {"containers": [{"name": "main", "env": [{"name": ["a"]}]}]}}},
+            r"^spec\.podTemplate\.spec\.containers\.0\.env\.0\.name: want a string, it is \['a'\]$",
+        ),
+        (
+            {"podTemplate": {"spec": {"containers": [{"name": "main", "volumeMounts": [{"mountPath": {}}]}]}}},
+            r"volumeMounts\.0\.mountPath: want a string, it is {}$",
+        ),
+        (
+            {"podTemplate": {"spec": {"imagePullSecrets": [{"name": {}}]}}},
+            r"^spec\.podTemplate\.spec\.imagePullSecrets\.0\.name: want a string",
+        ),
         ({"podTemplate": {"spec": {"volumes": "x"}}}, r"^spec\.podTemplate\.spec\.volumes: want a list"),
         (
             {"podTemplate": {"metadata": {"labels": {"elasticmoe.io/deployment": "x"}}}},

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-from elasticmoe.operator.spec.quantity import DURATION_PATTERN, QUANTITY_PATTERN, parse_duration, parse_quantity
+from elasticmoe.operator.spec.quantity import DURATION_PATTERN, QUANTITY_PATTERN, check_quantity, parse_duration
 
 INT_OR_STRING: Final = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
 ANY_OBJECT: Final = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -14,7 +14,7 @@ PERCENT_PATTERN: Final = r"^(100|[1-9]?[0-9])%$"
 
 def _check_quantity(value: Any) -> str:  # noqa: ANN401 -- whatever the CR holds
     text = value if isinstance(value, str) else _as_whole(value)
-    parse_quantity(text)
+    check_quantity(text)
     return text
 
 

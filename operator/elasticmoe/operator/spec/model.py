@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from elasticmoe.operator.spec.fields import AnyObject, Duration, Limit, Quantity, resolve_limit
+from elasticmoe.operator.spec.quantity import QUANTITY_END, parse_quantity
 from elasticmoe.runtime.contract.config import PolicyName
 
 
@@ -98,6 +99,13 @@ class HostPool(Section):
     size: Quantity = Field(description="bytes of all experts; the coordinator requests this and the headroom")
     headroom: Quantity = Field("1Gi", description="what the coordinator needs beside the pool")
     hugepages: Literal["none"] = "none"
+
+    @model_validator(mode="after")
+    def _check_sum(self) -> Self:
+        if parse_quantity(self.size) + parse_quantity(self.headroom) >= QUANTITY_END:
+            message = f"size + headroom must be less than 8Ei, they are {self.size!r} and {self.headroom!r}"
+            raise ValueError(message)
+        return self
 
 
 class Memory(Section):

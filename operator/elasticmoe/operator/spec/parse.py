@@ -25,6 +25,9 @@ OWN_FLAGS: Final = {
 }
 """Flags that the operator sets, and the field that says what to."""
 
+_NAMES: Final = ("name", "mountPath")
+"""What entries of a pod template's lists are merged by."""
+
 
 def parse_spec(spec: Mapping[str, Any]) -> ElasticMoESpec:
     """Return the spec of a custom resource; raises SpecError for its first wrong field."""
@@ -72,6 +75,7 @@ def _check_pod_template(template: Mapping[str, Any]) -> None:
         raise SpecError("spec.podTemplate.metadata.annotations", problem)
     for field in ("containers", "initContainers", "volumes"):
         _check_named(spec.get(field, []), f"spec.podTemplate.spec.{field}")
+    _check_names(spec, "spec.podTemplate.spec")
 
 
 def _mapping(parent: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
@@ -85,3 +89,15 @@ def _check_named(items: object, where: str) -> None:
     is_named = isinstance(items, list) and all(isinstance(item, Mapping) and item.get("name") for item in items)
     if not is_named:
         raise SpecError(where, "want a list of objects with a name each: they are merged by it")
+
+
+def _check_names(value: object, where: str) -> None:
+    """Refuse a name, at any depth, that nothing can be merged by: an object or a list."""
+    if isinstance(value, list):
+        for n, item in enumerate(value):
+            _check_names(item, f"{where}.{n}")
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            if key in _NAMES and isinstance(part, Mapping | list):
+                raise SpecError(f"{where}.{key}", f"want a string, it is {part!r}")
+            _check_names(part, f"{where}.{key}")

@@ -1,8 +1,9 @@
 """The huge pages lent to experts: which of their expert pages are free, and how to empty one. Used by the page pool."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
+from typing import cast
 
 from elasticmoe.runtime.pages.changes import Move
 from elasticmoe.runtime.pages.tiers import Tiers
@@ -46,11 +47,10 @@ class LentPages:
         self.num_free += self._tiers.pages_per_huge
         self._lines[-1][huge] = None
 
-    def unlend(self, huge: HugeId) -> None:
-        """Forget a huge page whose expert pages are all free."""
-        del self._lines[-1][huge]
-        del self._free[huge]
-        self.num_free -= self._tiers.pages_per_huge
+    def lend_owned(self, huge: HugeId) -> Sequence[PageId]:
+        """Add a huge page and take all its expert pages at once; return them."""
+        self._set_full(huge, is_full=True)
+        return cast("Sequence[PageId]", self._tiers.pages_of(huge))
 
     def take(self, num: int) -> list[PageId]:
         """Take up to `num` free pages of the huge page that has the fewest."""
@@ -75,20 +75,26 @@ class LentPages:
             self._set_full(huge, is_full=True)
 
     def give(self, page: PageId) -> bool:
-        """Free one owned page; return whether its huge page is wholly free now."""
+        """Free one owned page; return whether its huge page is wholly free now, and so lent no more."""
         huge = self._tiers.huge_of_page(page)
-        assert huge in self, f"expert page {page} freed but its huge page is not lent"
         free = self._free.get(huge)
         if free is None:
-            free = self._free[huge] = set()
+            assert huge in self, f"expert page {page} freed but its huge page is not lent"
             self._set_full(huge, is_full=False)
+            if self._tiers.pages_per_huge == 1:
+                return True
+            free = self._free[huge] = set()
         else:
             assert page not in free, f"expert page {page} freed but nobody owns it"
             del self._lines[len(free)][huge]
         free.add(page)
-        self._lines[len(free)][huge] = None
         self.num_free += 1
-        return len(free) == self._tiers.pages_per_huge
+        if len(free) == self._tiers.pages_per_huge:
+            del self._free[huge]
+            self.num_free -= len(free)
+            return True
+        self._lines[len(free)][huge] = None
+        return False
 
     def plan_vacate(self, pinned: set[PageId]) -> list[Move]:
         """Return the fewest moves that empty one huge page into free pages of others, or none if that can't be.
@@ -111,7 +117,8 @@ class LentPages:
         return (HugeId(huge) for huge, is_full in enumerate(self._is_full) if is_full)
 
     def _set_full(self, huge: HugeId, *, is_full: bool) -> None:
-        self._is_full.extend(bytes(max(0, huge + 1 - len(self._is_full))))
+        if huge >= len(self._is_full):
+            self._is_full.extend(bytes(huge + 1 - len(self._is_full)))
         self._is_full[huge] = is_full
         self._num_full += 1 if is_full else -1
 

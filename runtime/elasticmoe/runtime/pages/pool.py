@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, cast
 
 from elasticmoe.runtime.errors import OutOfPagesError
 from elasticmoe.runtime.pages.changes import Move
@@ -65,6 +65,8 @@ class PagePool:
         self._lines = {n: OrderedDict[HugeId, None]() for n in (SPLIT, WHOLE_PLAIN, WHOLE_CACHED, WHOLE_MIXED)}
         self._lines_of = bytearray(len(groups))
         self._lent = LentPages(tiers)
+        self._all_plain = bytes([BlockState.PLAIN]) * tiers.blocks_per_huge
+        self._all_lent = bytes([BlockState.LENT]) * tiers.blocks_per_huge
         for huge in groups:
             self._line_up(huge)
 
@@ -167,9 +169,12 @@ class PagePool:
             raise OutOfPagesError(message)
         taken: list[PageId] = []
         while len(taken) < num:
-            if not self._lent.num_free:
-                self._lend_huge()
-            taken += self._lent.take(num - len(taken))
+            if self._lent.num_free:
+                taken += self._lent.take(num - len(taken))
+            elif num - len(taken) < self.tiers.pages_per_huge:
+                self._lent.lend(self._lend_huge())
+            else:
+                taken += self._lent.lend_owned(self._lend_huge())
         return taken
 
     def give_pages(self, pages: Iterable[PageId]) -> None:
@@ -192,32 +197,33 @@ class PagePool:
 
     # Inside
 
-    def _blocks_of(self, huge: HugeId) -> list[BlockId]:
-        return [BlockId(b) for b in self.tiers.blocks_of(huge)]
+    def _blocks_of(self, huge: HugeId) -> Sequence[BlockId]:
+        return cast("Sequence[BlockId]", self.tiers.blocks_of(huge))
 
-    def _lend_huge(self) -> None:
-        """Move one whole huge page from KV to experts: the last plain one that became whole, else the oldest cached."""
-        plain, cached = self._lines[WHOLE_PLAIN], self._lines[WHOLE_CACHED]
-        huge = next(reversed(plain)) if plain else next(iter(cached))
+    def _lend_huge(self) -> HugeId:
+        """Take a whole huge page from KV, and return it: the last plain one to become whole, else the oldest cached."""
+        if plain := self._lines[WHOLE_PLAIN]:
+            huge, _ = plain.popitem()
+        else:
+            huge, _ = self._lines[WHOLE_CACHED].popitem(last=False)
+            self._lines[WHOLE_MIXED].pop(huge, None)
+            self._num_cached[huge] = 0
+        self._lines_of[huge] = 0
         blocks = self._blocks_of(huge)
-        for block in blocks:
-            self._state[block] = BlockState.LENT
-        self._plain[huge].clear()
-        self._num_cached[huge] = 0
+        self._state[blocks[0] : blocks[-1] + 1] = self._all_lent
+        self._plain[huge] = {}
         self._num_free_blocks -= len(blocks)
-        self._line_up(huge)
-        self._lent.lend(huge)
         self._port.lend(blocks)
+        return huge
 
     def _merge(self, huge: HugeId) -> None:
         """Move a huge page whose expert pages are all free back to KV."""
-        self._lent.unlend(huge)
         blocks = self._blocks_of(huge)
-        for block in blocks:
-            self._state[block] = BlockState.PLAIN
-        self._plain[huge].update(dict.fromkeys(blocks))
+        self._state[blocks[0] : blocks[-1] + 1] = self._all_plain
+        self._plain[huge] = dict.fromkeys(blocks)
         self._num_free_blocks += len(blocks)
-        self._line_up(huge)
+        self._lines[WHOLE_PLAIN][huge] = None
+        self._lines_of[huge] = WHOLE_PLAIN
         self._port.give_back(blocks)
 
     def _leave_free(self, block: BlockId) -> None:

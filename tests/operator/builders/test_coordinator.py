@@ -45,3 +45,10 @@ def test_the_spec_may_name_the_image() -> None:
     pod = build(coordinator={"image": {"repository": "mine", "tag": "2"}})
     assert [c["image"] for c in (*pod["containers"], *pod["initContainers"])] == ["mine:2", "mine:2"]
     assert build()["containers"][0]["image"] == "coordinator:1"
+
+
+def test_what_a_failed_container_said_last_is_in_the_pods_status() -> None:
+    """So that a condition can tell it."""
+    pod = build()
+    policies = [c["terminationMessagePolicy"] for c in (*pod["containers"], *pod["initContainers"])]
+    assert policies == ["FallbackToLogsOnError"] * 2

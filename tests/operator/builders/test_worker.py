@@ -73,6 +73,11 @@ def test_the_model_is_served_under_the_resources_name_or_its_own() -> None:
     assert value_of(main()["args"], "--served-model-name") == "tiny"
 
 
+def test_what_a_failed_worker_said_last_is_in_the_pods_status() -> None:
+    """So that a condition can tell it."""
+    assert main()["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
 def test_the_socket_is_the_coordinators() -> None:
     """In a folder of the node that only this resource's pods share."""
     assert value_of(main()["args"], "--elastic-socket") == "/run/elasticmoe/default/tiny/pool.sock"

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from elasticmoe.operator.builders.names import Manifest, child_name, labels, metadata, selector
 from elasticmoe.operator.builders.pod import (
+    TELLS_FROM_LOG,
     DefaultImages,
     ModelSource,
     common_env,
@@ -64,6 +65,7 @@ def _main(identity: Identity, spec: ElasticMoESpec, images: DefaultImages, model
         "name": "main",
         "image": image.reference,
         "imagePullPolicy": image.pull_policy,
+        "terminationMessagePolicy": TELLS_FROM_LOG,
         "command": ["elasticmoe", "coordinator"],
         "args": _args(identity, model),
         "env": [*common_env(), {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}],
@@ -103,6 +105,7 @@ def _folder_owner(identity: Identity, spec: ElasticMoESpec, images: DefaultImage
         "name": "own-folder",
         "image": image.reference,
         "imagePullPolicy": image.pull_policy,
+        "terminationMessagePolicy": TELLS_FROM_LOG,
         "command": ["python3", "-c", _OWN_FOLDER, folder, str(RUN_AS_USER)],
         "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}],
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "64Mi"}},

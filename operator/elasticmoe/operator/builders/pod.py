@@ -12,6 +12,8 @@ from elasticmoe.runtime.contract.labels import RUN_AS_USER, socket_dir
 MODEL_DIR: Final = "/models/checkpoint"
 HOME: Final = "/scratch"
 """The only folders that a pod can write to are this one, /tmp and /dev/shm."""
+TELLS_FROM_LOG: Final = "FallbackToLogsOnError"
+"""Of a container that fails, the pod's status has the end of its log; so has a condition of ours then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from typing import Any, Final
 from elasticmoe.operator.builders.merge import merge
 from elasticmoe.operator.builders.names import Manifest, child_name, labels, metadata, selector, served_name
 from elasticmoe.operator.builders.pod import (
+    TELLS_FROM_LOG,
     DefaultImages,
     ModelSource,
     common_env,
@@ -87,6 +88,7 @@ def _main(identity: Identity, spec: ElasticMoESpec, images: DefaultImages, model
         "name": "main",
         "image": image.reference,
         "imagePullPolicy": image.pull_policy,
+        "terminationMessagePolicy": TELLS_FROM_LOG,
         "command": ["elasticmoe", "serve"],
         "args": _args(identity, spec, model),
         "env": _env(spec),

@@ -77,11 +77,19 @@ def make_deployment(*, wanted: int = 1, ready: int = 1, updated: int | None = No
     return {"metadata": {"generation": generation}, "spec": {"replicas": wanted}, "status": status}
 
 
-def make_daemonset(*, wanted: int = 1, ready: int = 1, memory: str = "1Gi", generation: int = 1) -> Object:
+def make_daemonset(
+    *, wanted: int = 1, ready: int = 1, updated: int | None = None, memory: str = "1Gi", generation: int = 1
+) -> Object:
     """Return a coordinator DaemonSet as its controller reports it, which has seen generation 1."""
+    status = {
+        "observedGeneration": 1,
+        "desiredNumberScheduled": wanted,
+        "numberReady": ready,
+        "updatedNumberScheduled": wanted if updated is None else updated,
+    }
     containers = [{"name": "main", "resources": {"requests": {"memory": memory}}}]
     return {
         "metadata": {"generation": generation},
         "spec": {"template": {"spec": {"containers": containers}}},
-        "status": {"observedGeneration": 1, "desiredNumberScheduled": wanted, "numberReady": ready},
+        "status": status,
     }

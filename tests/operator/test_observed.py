@@ -2,7 +2,16 @@
 
 import pytest
 
-from elasticmoe.operator.observed import Observed, PodSample, Samples, parse_node, parse_pod, parse_pods
+from elasticmoe.operator.observed import (
+    Container,
+    End,
+    Observed,
+    PodSample,
+    Samples,
+    parse_node,
+    parse_pod,
+    parse_pods,
+)
 from elasticmoe.operator.spec.model import Toleration
 from tests.fakes.kube_objects import IDENTITY, LIMIT, make_node_object, make_pod_object
 
@@ -37,6 +46,76 @@ def test_a_pod_that_is_just_made_has_no_conditions() -> None:
     del obj["status"]
     pod = parse_pod(obj)
     assert (pod.is_ready, pod.ip, pod.unschedulable) == (False, None, None)
+
+
+def test_containers_are_as_the_kubelet_reports_them() -> None:
+    """Init containers first; how a run ended and how long it took, of this run and of the one before."""
+    obj = make_pod_object("c", "coordinator", is_ready=False)
+    times = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:30Z"}
+    done = {"exitCode": 0, "reason": "Completed", **times}
+    failed = {"exitCode": 2, "reason": "Error", "message": "it failed\n", **times}
+    cannot = {"exitCode": 128, "reason": "StartError", "startedAt": None, "finishedAt": "2026-01-01T00:01:30Z"}
+    back_off = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
+    obj["status"] |= {
+        "initContainerStatuses": [
+            {"name": "own-folder", "ready": True, "restartCount": 0, "state": {"terminated": done}, "lastState": {}}
+        ],
+        "containerStatuses": [
+            {
+                "name": "main",
+                "ready": False,
+                "restartCount": 4,
+                "state": {"waiting": back_off},
+                "lastState": {"terminated": failed},
+            },
+            {"name": "side", "ready": False, "restartCount": 0, "state": {"waiting": {}}},
+            {"name": "wrong", "ready": False, "restartCount": 0, "state": {"terminated": cannot}},
+            {"name": "runs", "ready": True, "restartCount": 0, "state": {"running": {}}, "lastState": {}},
+            {"name": "new", "ready": False, "restartCount": 0},
+        ],
+    }
+    assert parse_pod(obj).containers == (
+        Container("own-folder", is_ready=True, end=End(0, "Completed", "", 90.0)),
+        Container(
+            "main",
+            is_ready=False,
+            restarts=4,
+            waiting="CrashLoopBackOff",
+            waiting_message="back-off 10s",
+            past_end=End(2, "Error", "it failed\n", 90.0),
+        ),
+        Container("side", is_ready=False, waiting=""),
+        Container("wrong", is_ready=False, end=End(128, "StartError", "", 0.0)),
+        Container("runs", is_ready=True),
+        Container("new", is_ready=False),
+    )
+
+
+@pytest.mark.parametrize(("turned", "is_told"), [(None, True), ("00:00:10", True), ("00:00:11", False)])
+def test_the_end_of_a_former_run_is_forgotten_once_the_pod_was_ready(turned: str | None, is_told: bool) -> None:  # noqa: FBT001 -- a table
+    """A pod that turned well after the container was started again was ready meanwhile: it isn't for another cause."""
+    obj = make_pod_object("w", is_ready=False)
+    if turned is not None:
+        obj["status"]["conditions"][0]["lastTransitionTime"] = f"2026-01-01T{turned}Z"
+    obj["status"]["containerStatuses"] = [
+        {
+            "name": "main",
+            "ready": False,
+            "restartCount": 1,
+            "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+            "lastState": {"terminated": {"exitCode": 1}},
+        }
+    ]
+    (container,) = parse_pod(obj).containers
+    assert container.past_end == (End(1, "", "", 0.0) if is_told else None)
+
+
+def test_a_pod_that_no_kubelet_has_seen_has_no_containers() -> None:
+    """The lists are missing then, or null."""
+    obj = make_pod_object("w", node=None)
+    assert parse_pod(obj).containers == ()
+    obj["status"] |= {"initContainerStatuses": None, "containerStatuses": None}
+    assert parse_pod(obj).containers == ()
 
 
 def test_pods_are_sorted_by_component_and_name_without_the_ended() -> None:

@@ -145,3 +145,30 @@ def test_an_edited_spec_is_not_ready_in_the_pass_that_applies_it() -> None:
     bench.run()
     assert bench.resource["status"]["observedGeneration"] == bench.resource["metadata"]["generation"]
     assert bench.condition("Ready") == ("False", "RollingOut")
+
+
+def test_an_engine_that_refuses_its_arguments_is_told_and_forgotten_once_it_serves() -> None:
+    """From the pod's status as the kubelet writes it."""
+    bench = Bench(engineArgs=["--no-such-flag"])
+    bench.run()
+    bench.serve()
+    deployment, pod = bench.kube.find("Deployment", "tiny-worker"), bench.kube.find("Pod", "w")
+    deployment["status"]["readyReplicas"] = 0
+    pod["status"]["conditions"][0]["status"] = "False"
+    ended = {"exitCode": 2, "reason": "Error", "message": "error: unrecognized arguments: --no-such-flag\n"}
+    pod["status"]["containerStatuses"] = [
+        {
+            "name": "main",
+            "ready": False,
+            "restartCount": 2,
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+            "lastState": {"terminated": ended},
+        }
+    ]
+    bench.run()
+    assert bench.condition("Ready") == ("False", "CrashLooping")
+    (ready,) = [found for found in bench.resource["status"]["conditions"] if found["type"] == "Ready"]
+    assert "unrecognized arguments: --no-such-flag" in ready["message"]
+    deployment["status"]["readyReplicas"] = 1
+    bench.run()
+    assert bench.condition("Ready") == ("True", "PodsReady")

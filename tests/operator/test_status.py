@@ -5,11 +5,15 @@ from typing import Any
 import pytest
 
 from elasticmoe.operator.errors import SpecError
-from elasticmoe.operator.observed import Node, Observed, PodSample, PoolSample, Samples
+from elasticmoe.operator.observed import Container, End, Node, Observed, PodSample, PoolSample, Samples
 from elasticmoe.operator.status import Condition, Verdict, build_conditions, build_status, transitions
 from tests.fakes.kube_objects import IDENTITY, make_daemonset, make_deployment, make_pod, make_spec
 
 GIB = 2**30
+CRASHING = (
+    Container("main", is_ready=False, waiting="CrashLoopBackOff", restarts=1, past_end=End(2, "Error", "no", 1.0)),
+)
+CRASHED = "main ended with exit code 2: no, restarts: 1; see `kubectl -n default logs"
 BAD = Verdict(SpecError("spec.replicas", "it is -1"))
 
 
@@ -84,10 +88,40 @@ def test_a_pod_on_a_node_is_loading_its_model() -> None:
 
 def test_a_pod_that_fits_nowhere_says_why() -> None:
     """In the scheduler's words."""
-    pod = make_pod("w7", node=None, unschedulable="1 Insufficient nvidia.com/gpu")
+    pod = make_pod("w7", node=None, is_ready=False, unschedulable="1 Insufficient nvidia.com/gpu")
     found = whole("Ready", worker_deployment=make_deployment(ready=0), workers=(pod,))
     assert found.reason == "Unschedulable"
     assert found.message == "0 of 1 pods are ready, 1 of the newest template; w7: 1 Insufficient nvidia.com/gpu"
+
+
+def test_workers_that_fail_say_why_instead_of_loading() -> None:
+    """The reason and the words are those of what failed."""
+    pods = (make_pod("w7", is_ready=False, containers=CRASHING),)
+    found = whole("Ready", worker_deployment=make_deployment(ready=0), workers=pods)
+    assert found.reason == "CrashLooping"
+    assert found.message.startswith(f"0 of 1 pods are ready, 1 of the newest template; w7: {CRASHED} w7 ")
+
+
+def test_a_worker_that_is_being_made_loads_nothing_yet() -> None:
+    """It may wait for ever, so it says for what."""
+    pod = make_pod(is_ready=False, containers=(Container("main", is_ready=False, waiting="ContainerCreating"),))
+    found = whole("Ready", worker_deployment=make_deployment(ready=0), workers=(pod,))
+    assert found.reason == "PodsNotReady"
+    assert "`kubectl -n default describe pod w`" in found.message
+    running = make_pod(is_ready=False, containers=(Container("main", is_ready=False),))
+    found = whole("Ready", worker_deployment=make_deployment(ready=0), workers=(running,))
+    assert found.reason == "LoadingModel"
+
+
+def test_workers_that_are_refused_say_why() -> None:
+    """There is no pod then to say it; those that serve meanwhile don't hide it."""
+    deployment = make_deployment(wanted=1, ready=0)
+    deployment["status"]["conditions"] = [{"type": "ReplicaFailure", "status": "True", "message": "forbidden"}]
+    found = whole("Ready", worker_deployment=deployment, workers=(make_pod(is_ready=False, containers=CRASHING),))
+    assert (found.reason, found.message) == (
+        "PodsRefused",
+        "0 of 1 pods are ready, 1 of the newest template; forbidden",
+    )
 
 
 # ConfigValid
@@ -125,11 +159,55 @@ def test_late_coordinators_are_named_by_node() -> None:
     pods = (
         make_pod("a"),
         make_pod("b", node="n2", is_ready=False),
+        make_pod("b2", node="n2", is_ready=False, is_leaving=True),
         make_pod("c", node=None, is_ready=False, wanted_node="n3"),
     )
     found = whole("CoordinatorsReady", coordinator_daemonset=daemonset, coordinators=pods)
     assert (found.reason, found.message) == ("CoordinatorsNotReady", "1 of 3 coordinators are ready; not on n2, n3")
-    assert whole("CoordinatorsReady", coordinator_daemonset=daemonset).message.endswith("not on any")
+
+
+def test_coordinators_that_are_not_made_say_where_to_look() -> None:
+    """A DaemonSet whose pods are refused has no condition that says so."""
+    found = whole("CoordinatorsReady", coordinator_daemonset=make_daemonset(ready=0, updated=0))
+    assert (found.status, found.reason) == ("False", "CoordinatorsNotReady")
+    assert found.message.startswith(
+        "0 of 1 coordinators are ready; none is made yet; if that lasts, "
+        "`kubectl -n default describe daemonset tiny-coordinator` tells why"
+    )
+
+
+def test_coordinators_that_fail_say_why() -> None:
+    """On which nodes, and the first cause."""
+    pods = (make_pod("a"), make_pod("b", node="n2", is_ready=False, containers=CRASHING))
+    found = whole("CoordinatorsReady", coordinator_daemonset=make_daemonset(wanted=2, ready=1), coordinators=pods)
+    assert found.reason == "CrashLooping"
+    assert found.message.startswith(f"1 of 2 coordinators are ready; not on n2; b: {CRASHED} b ")
+
+
+def test_coordinators_of_the_former_spec_are_rolling_out_however_ready() -> None:
+    """The one that leaves is ready until its workers are gone, while the newest spec has no pod there yet."""
+    leaving = (make_pod("old", is_leaving=True),)
+    found = whole("CoordinatorsReady", coordinator_daemonset=make_daemonset(updated=0), coordinators=leaving)
+    assert (found.status, found.reason, found.message) == (
+        "False",
+        "RollingOut",
+        "1 of 1 coordinators are ready, 0 of the newest spec",
+    )
+
+
+def test_a_coordinator_that_finds_no_room_says_so_in_the_schedulers_words() -> None:
+    """Whether others are of the newest spec already or not."""
+    full = make_pod("new", node=None, is_ready=False, unschedulable="1 Insufficient memory.", wanted_node="n1")
+    for updated, counts in (
+        (2, "1 of 2 coordinators are ready"),
+        (1, "1 of 2 coordinators are ready, 1 of the newest spec"),
+    ):
+        daemonset = make_daemonset(wanted=2, ready=1, updated=updated)
+        found = whole(
+            "CoordinatorsReady", coordinator_daemonset=daemonset, coordinators=(full, make_pod("b", node="n2"))
+        )
+        assert (found.status, found.reason) == ("False", "Unschedulable")
+        assert found.message == f"{counts}; not on n1; new: 1 Insufficient memory."
 
 
 # HostMemoryFit

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final
 
 from elasticmoe.operator.spec.model import Toleration
@@ -14,6 +15,8 @@ Object = Mapping[str, Any]
 _BARRING: Final = frozenset({"NoSchedule", "NoExecute"})
 _PASSING: Final = "node.kubernetes.io/"
 """Taints that say how a node fares; DaemonSets tolerate them by themselves."""
+_REPORT_LAG_S: Final = 10.0
+"""The kubelet may tell that a pod has ceased to be ready only after its container runs anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,35 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """How one run of a container ended."""
+
+    exit_code: int
+    reason: str
+    """The kubelet's word, as OOMKilled."""
+    message: str
+    """The end of its log, if it failed."""
+    ran_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container of a pod as the kubelet reports it, init containers too."""
+
+    name: str
+    is_ready: bool
+    """Of an init container: it has done its work."""
+    restarts: int = 0
+    waiting: str | None = None
+    """Why it does not run, in the kubelet's word."""
+    waiting_message: str = ""
+    end: End | None = None
+    """Of this run."""
+    past_end: End | None = None
+    """Of the run before, unless the pod was ready in this one: then it says nothing of the present."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """A pod of a deployment, worker or coordinator."""
 
@@ -75,6 +107,8 @@ class Pod:
     """Why the scheduler places it nowhere, in its words."""
     wanted_node: str | None
     """The node that a DaemonSet made it for."""
+    containers: tuple[Container, ...] = ()
+    """In the order in which they start; none before a kubelet has the pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +181,52 @@ def parse_pod(obj: Object) -> Pod:
     """Return what matters of a Pod."""
     metadata, status = obj["metadata"], obj.get("status", {})
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
-    scheduled = conditions.get("PodScheduled", {})
+    scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
         node=obj["spec"].get("nodeName"),
         ip=status.get("podIP"),
-        is_ready=conditions.get("Ready", {}).get("status") == "True",
+        is_ready=ready.get("status") == "True",
         is_leaving="deletionTimestamp" in metadata,
         limit=(metadata.get("annotations") or {}).get(LIMIT_ANNOTATION),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else None,
         wanted_node=_wanted_node(obj["spec"]),
+        containers=tuple(
+            _parse_container(found, ready.get("lastTransitionTime"))
+            for kind in ("initContainerStatuses", "containerStatuses")
+            for found in status.get(kind) or ()
+        ),
     )
+
+
+def _parse_container(found: Object, turned: str | None) -> Container:
+    """Return what matters of a container; `turned` is when its pod became ready or ceased to be."""
+    state = found.get("state") or {}
+    waiting = state.get("waiting")
+    started = (state.get("running") or {}).get("startedAt")
+    was_ready = started and turned and _seconds_between(started, turned) > _REPORT_LAG_S
+    return Container(
+        name=found["name"],
+        is_ready=found["ready"],
+        restarts=found["restartCount"],
+        waiting=None if waiting is None else waiting.get("reason", ""),
+        waiting_message=(waiting or {}).get("message", ""),
+        end=_parse_end(state.get("terminated")),
+        past_end=None if was_ready else _parse_end((found.get("lastState") or {}).get("terminated")),
+    )
+
+
+def _parse_end(terminated: Object | None) -> End | None:
+    if terminated is None:
+        return None
+    started, finished = terminated.get("startedAt"), terminated.get("finishedAt")
+    ran_s = _seconds_between(started, finished) if started and finished else 0.0
+    return End(terminated["exitCode"], terminated.get("reason", ""), terminated.get("message", ""), ran_s)
+
+
+def _seconds_between(start: str, end: str) -> float:
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
 
 
 def _wanted_node(spec: Object) -> str | None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from elasticmoe.operator.builders.coordinator import coordinator_bytes
-from elasticmoe.operator.builders.names import selector
+from elasticmoe.operator.builders.names import child_name, selector
 from elasticmoe.operator.builders.service import service_url
+from elasticmoe.operator.causes import explain_no_pods, find_cause, find_refusal
 from elasticmoe.operator.errors import SpecError
 from elasticmoe.operator.observed import Object, Observed, Pod
 from elasticmoe.operator.spec.model import ElasticMoESpec
 from elasticmoe.operator.spec.quantity import show_bytes
-from elasticmoe.runtime.contract.labels import WORKER
+from elasticmoe.runtime.contract.labels import COORDINATOR, WORKER
 
 Truth = Literal["True", "False", "Unknown"]
 _NO_MEMORY: Final = "Insufficient memory"
@@ -95,7 +96,7 @@ def _ready(observed: Observed, spec: ElasticMoESpec | None) -> Condition:
         return Condition("Ready", "True", "ScaledToZero", "no replica is wanted and none runs")
     if updated >= wanted and ready >= wanted and counts.get("replicas", 0) == wanted:
         return Condition("Ready", "True", "PodsReady", f"{ready} of {wanted} pods are ready")
-    return _not_ready(observed, f"{ready} of {wanted} pods are ready, {updated} of the newest template")
+    return _not_ready(observed, deployment, f"{ready} of {wanted} pods are ready, {updated} of the newest template")
 
 
 def _withheld(observed: Observed) -> Condition:
@@ -120,10 +121,11 @@ def _is_stale(deployment: Object) -> bool:
     return seen < newest
 
 
-def _not_ready(observed: Observed, counts: str) -> Condition:
-    for pod in observed.workers:
-        if pod.unschedulable is not None:
-            return Condition("Ready", "False", "Unschedulable", f"{counts}; {pod.name}: {pod.unschedulable}")
+def _not_ready(observed: Observed, deployment: Object, counts: str) -> Condition:
+    """Return Ready of workers that aren't, with what keeps them back."""
+    cause = find_refusal(deployment) or find_cause(observed.workers, observed.identity.namespace)
+    if cause is not None:
+        return Condition("Ready", "False", cause.reason or "PodsNotReady", f"{counts}; {cause.message}")
     if any(pod.node for pod in observed.workers):
         return Condition("Ready", "False", "LoadingModel", counts)
     return Condition("Ready", "False", "PodsNotReady", counts)
@@ -135,15 +137,33 @@ def _coordinators_ready(observed: Observed) -> Condition:
         return Condition("CoordinatorsReady", "False", "Creating", "there are no coordinators yet")
     counts = daemonset.get("status", {})
     wanted, ready = counts.get("desiredNumberScheduled", 0), counts.get("numberReady", 0)
-    message = f"{ready} of {wanted} coordinators are ready"
+    updated = counts.get("updatedNumberScheduled", 0)
     if _is_stale(daemonset):
         return Condition("CoordinatorsReady", "False", "RollingOut", "the newest spec has not reached them yet")
     if wanted == 0:
         return Condition("CoordinatorsReady", "False", "NoNodeMatches", _NO_NODE)
-    if ready < wanted:
-        late = ", ".join(place for pod in observed.coordinators if not pod.is_ready and (place := _place(pod)))
-        return Condition("CoordinatorsReady", "False", "CoordinatorsNotReady", f"{message}; not on {late or 'any'}")
-    return Condition("CoordinatorsReady", "True", "CoordinatorsReady", message)
+    message = f"{ready} of {wanted} coordinators are ready"
+    if ready >= wanted and updated >= wanted:
+        return Condition("CoordinatorsReady", "True", "CoordinatorsReady", message)
+    if updated < wanted and observed.coordinators:
+        message += f", {updated} of the newest spec"
+        return _coordinators_late(observed, "RollingOut", message)
+    return _coordinators_late(observed, "CoordinatorsNotReady", message)
+
+
+def _coordinators_late(observed: Observed, reason: str, message: str) -> Condition:
+    """Return CoordinatorsReady with the nodes that have no ready one and with what keeps it back, if that is known."""
+    late = dict.fromkeys(place for pod in observed.coordinators if not pod.is_ready and (place := _place(pod)))
+    cause = find_cause(observed.coordinators, observed.identity.namespace)
+    parts = [message]
+    if late:
+        parts.append(f"not on {', '.join(late)}")
+    if cause is not None:
+        parts.append(cause.message)
+        reason = cause.reason or reason
+    if not observed.coordinators:
+        parts.append(explain_no_pods(child_name(observed.identity, COORDINATOR), observed.identity.namespace))
+    return Condition("CoordinatorsReady", "False", reason, "; ".join(parts))
 
 
 def _host_memory_fit(observed: Observed, need_bytes: int) -> Condition:

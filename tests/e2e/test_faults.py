@@ -168,3 +168,19 @@ def is_running(served: Served) -> bool:
 def is_gone(served: Served) -> bool:
     """Return whether nothing of a custom resource is left."""
     return not list_children(served.target.kube, served.name)
+
+
+def test_why_a_start_fails_is_told(tiny: Served) -> None:
+    """A flag that vLLM does not know, in the last line of the worker's log; and what to do."""
+    kube = tiny.target.kube
+    kube.apply(example("failing", engineArgs=["--no-such-flag"], termination={"drainSeconds": 0}))
+    failing = Served(tiny.target, "failing")
+    try:
+        time_until("the cause", lambda: "unrecognized arguments" in failing.condition("Ready").get("message", ""), 90)
+        condition = failing.condition("Ready")
+        assert condition["reason"] in {"Restarting", "CrashLooping"}
+        assert "--no-such-flag" in condition["message"]
+        assert "kubectl -n default logs failing-worker-" in condition["message"]
+    finally:
+        kube.run("delete", "emoe", "failing", "--wait=false")
+        wait_gone(kube, "failing", print)

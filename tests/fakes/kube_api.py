@@ -121,10 +121,10 @@ class FakeKube:
         return FakeInstance(self._existing(kind, name, namespace))
 
     def patch(self, kind: FakeKind, body: Object, name: str, namespace: str, **call: Any) -> None:  # noqa: ANN401 -- as above
-        """Merge the body into an object that is there."""
+        """Merge the body into an object that is there; null removes a key."""
         assert call["content_type"] == "application/merge-patch+json"
         self._record("patch", kind, name)
-        self.add(_merge(self._existing(kind, name, namespace), body))
+        self.add(_without_null(_merge(self._existing(kind, name, namespace), body)))
 
     def create(self, kind: FakeKind, body: Object, namespace: str, _request_timeout: float = 0.0) -> None:
         """Take an Event."""
@@ -151,6 +151,11 @@ class FakeKube:
 def _has_labels(obj: Object, wanted: Mapping[str, str]) -> bool:
     labels = obj["metadata"].get("labels") or {}
     return all(labels.get(key) == value for key, value in wanted.items())
+
+
+def _without_null(obj: Object) -> Object:
+    kept = {key: value for key, value in obj.items() if value is not None}
+    return {key: _without_null(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def _merge(old: Object, new: Object) -> Object:

@@ -7,11 +7,13 @@ from kubernetes.client.exceptions import ApiException
 
 from elasticmoe.operator.apply import Cluster
 from elasticmoe.operator.builders.service import build_service
+from elasticmoe.operator.desired import build_desired
 from elasticmoe.operator.errors import ForeignObjectError, RefusedObjectError
 from elasticmoe.operator.observed import Node
 from tests.fakes.kube_api import FakeKube
 from tests.fakes.kube_objects import (
     IDENTITY,
+    IMAGES,
     LIMIT,
     make_node_object,
     make_pod,
@@ -127,6 +129,28 @@ def test_an_object_that_the_server_finds_invalid_is_told_in_its_words(
         cluster.apply(build_service(IDENTITY))
 
 
+@pytest.mark.parametrize(
+    ("kind", "path", "told"),
+    [
+        ("Deployment", "tolerations[0].key", "spec.tolerations: mend it here or in spec.podTemplate"),
+        ("Deployment", "containers[1].tty", "spec.podTemplate: mend it here"),
+        ("DaemonSet", "containers[0].image", "spec.coordinator.image: mend it here"),
+    ],
+)
+def test_a_refused_object_is_told_with_the_field_that_it_comes_from(
+    kube: FakeKube, cluster: Cluster, kind: str, path: str, told: str
+) -> None:
+    """And what to do about it: a Deployment's pods are also the pod template's."""
+    (manifest,) = [child for child in build_desired(IDENTITY, make_spec(), IMAGES) if child["kind"] == kind]
+    said = f"spec.template.spec.{path}: Invalid value"
+    kube.failing[kind], kube.body = 422, f'{{"message": "{said}"}}'
+    with pytest.raises(RefusedObjectError) as refusal:
+        cluster.apply(manifest)
+    field, _, advice = told.partition(": ")
+    assert refusal.value.field == field
+    assert str(refusal.value) == f"the API server refuses {kind} {manifest['metadata']['name']}: {said}; {advice}"
+
+
 def test_a_server_that_fails_finds_nothing_invalid(kube: FakeKube, cluster: Cluster) -> None:
     """The next pass tries again."""
     kube.failing["Service"] = 500
@@ -141,6 +165,14 @@ def test_a_limit_is_an_annotation_of_a_live_pod(kube: FakeKube, cluster: Cluster
     metadata = kube.find("Pod", "w")["metadata"]
     assert metadata["annotations"] == {LIMIT: "7"}
     assert metadata["labels"]["elasticmoe.io/deployment"] == "tiny"
+
+
+def test_a_limit_is_taken_away_with_its_annotation(kube: FakeKube, cluster: Cluster) -> None:
+    """Null in a merge patch removes the key."""
+    kube.add(make_pod_object("w"))
+    cluster.set_limit(make_pod("w"), "default", 7)
+    cluster.set_limit(make_pod("w"), "default", None)
+    assert kube.find("Pod", "w")["metadata"]["annotations"] == {}
 
 
 def test_a_pod_that_has_gone_needs_no_limit(kube: FakeKube, cluster: Cluster) -> None:

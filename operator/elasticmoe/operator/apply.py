@@ -11,6 +11,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
 
 from elasticmoe.operator.builders.names import MANAGER, Manifest, child_name
+from elasticmoe.operator.desired import blame
 from elasticmoe.operator.errors import ForeignObjectError, RefusedObjectError
 from elasticmoe.operator.observed import Identity, Node, Object, Observed, Pod, parse_node, parse_pods
 from elasticmoe.operator.spec.model import ElasticMoESpec
@@ -86,12 +87,12 @@ class Cluster:
         except ApiException as error:
             if error.status not in _INVALID and _UNTYPED not in str(error.body):
                 raise
-            raise RefusedObjectError(f"{manifest['kind']} {metadata['name']}: {_message(error)}") from error
+            raise _refusal(manifest, _message(error)) from error
         return applied
 
-    def set_limit(self, pod: Pod, namespace: str, limit: int) -> None:
-        """Annotate a live pod with its offload limit; one that has gone meanwhile needs none."""
-        body = {"metadata": {"annotations": {LIMIT_ANNOTATION: str(limit)}}}
+    def set_limit(self, pod: Pod, namespace: str, limit: int | None) -> None:
+        """Annotate a live pod with its offload limit, None takes it away; one that has gone meanwhile needs none."""
+        body = {"metadata": {"annotations": {LIMIT_ANNOTATION: None if limit is None else str(limit)}}}
         kind = self._kind("v1", "Pod")
         try:
             self._client.patch(
@@ -155,6 +156,14 @@ def _message(error: ApiException) -> str:
         return str(json.loads(error.body or "")["message"])
     except (ValueError, KeyError, TypeError):
         return str(error.reason)
+
+
+def _refusal(manifest: Manifest, message: str) -> RefusedObjectError:
+    """Return what is wrong with the spec of an object that the API server refused."""
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    field = blame(kind, message)
+    where = " or in spec.podTemplate" if kind == "Deployment" and not field.startswith("spec.podTemplate") else ""
+    return RefusedObjectError(field, f"the API server refuses {kind} {name}: {message}; mend it here{where}")
 
 
 def _owners(obj: Object) -> set[str]:

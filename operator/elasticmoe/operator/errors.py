@@ -20,6 +20,10 @@ class ForeignObjectError(OperatorError):
 class RefusedObjectError(OperatorError):
     """The API server finds an object that a spec asks for invalid."""
 
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(problem)
+        self.field = field
+
 
 class ScrapeError(OperatorError):
     """A pod's metrics can't be had now."""

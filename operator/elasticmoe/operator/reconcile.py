@@ -104,7 +104,7 @@ class Reconciler:
         except ForeignObjectError as error:
             verdict = replace(verdict, spec=SpecError("metadata.name", str(error)))
         except RefusedObjectError as error:
-            verdict = replace(verdict, spec=SpecError("spec", str(error)))
+            verdict = replace(verdict, spec=SpecError(error.field, str(error)))
         self._limit(observed, tuned.limit)
         self._report(observed, verdict, now)
         if step is not None:

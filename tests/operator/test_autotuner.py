@@ -7,10 +7,12 @@ import pytest
 
 from elasticmoe.operator.autotuner import (
     HISTORY,
+    Entry,
     Reading,
     Signals,
     Step,
     Tuned,
+    added,
     decide,
     dump_tuned,
     goodput,
@@ -91,24 +93,24 @@ def test_nine_of_ten_keep_the_slo() -> None:
 
 def test_it_starts_from_the_specs_limit() -> None:
     """A share as soon as the experts are counted; without a limit from the workers' own."""
-    assert start(SPEC, None, None) == AT_16
+    assert start(SPEC, None, None, "t") == AT_16
     share = make_spec(memory=offload(limit="50%"))
-    assert start(share, None, None) == Tuned("50%", None)
-    assert start(share, Tuned("50%", None), 32) == Tuned("50%", 16)
-    assert start(make_spec(), None, 32) == Tuned(None, None)
+    assert start(share, None, None, "t") == Tuned("50%", None)
+    assert start(share, Tuned("50%", None), 32, "t") == Tuned("50%", 16)
+    assert start(make_spec(), None, 32, "t") == Tuned(None, None)
 
 
 def test_it_goes_on_from_where_it_was() -> None:
     """Until the spec's limit is another."""
     tuned = Tuned(base=16, limit=20, direction="raise")
-    assert start(SPEC, tuned, 32) == tuned
-    assert start(make_spec(memory=offload(limit=8)), tuned, 32) == Tuned(8, 8)
+    assert start(SPEC, tuned, 32, "t") == tuned
+    assert start(make_spec(memory=offload(limit=8)), tuned, 32, "t") == Tuned(8, 8)
 
 
 def test_off_by_one_field_returns_to_the_specs_limit() -> None:
     """And decides nothing."""
     off = make_spec(memory=offload(limit=16, autotune={"enabled": False}))
-    assert start(off, Tuned(base=16, limit=20), 32) == AT_16
+    assert start(off, Tuned(base=16, limit=20), 32, "t") == AT_16
     assert decide(off, AT_16, read(QUEUE)) is None
 
 
@@ -180,22 +182,47 @@ def test_it_stays_within_its_bounds() -> None:
 def test_edited_bounds_bind_the_limit_at_once(bounds: dict[str, Any], limit: int) -> None:
     """No signal is needed, only the number of experts; a limit within them stays."""
     tuned, spec = Tuned(base=16, limit=28), make_spec(memory=offload(limit=16, **bounds))
-    assert start(spec, tuned, 32).limit == limit
-    assert start(spec, tuned, None).limit == 28
+    assert start(spec, tuned, 32, "t").limit == limit
+    assert start(spec, tuned, None, "t").limit == 28
 
 
 def test_tuning_starts_within_its_bounds() -> None:
     """With tuning off they bind nobody: the limit is what the user set."""
-    assert start(make_spec(memory=offload(limit=16, max=10)), None, 32) == Tuned(16, 10)
+    assert start(make_spec(memory=offload(limit=16, max=10)), None, 32, "t").limit == 10
     alone = make_spec(memory=offload(limit=16, max=10, autotune={"enabled": False}))
-    assert start(alone, None, 32) == Tuned(16, 16)
+    assert start(alone, None, 32, "t") == Tuned(16, 16)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "entry"),
+    [
+        ({"max": "25%"}, Entry("t", 28, 8, "memory.expertOffload.max is 25%, a layer has 32 experts")),
+        ({"min": 30}, Entry("t", 28, 30, "memory.expertOffload.min is 30")),
+    ],
+)
+def test_a_limit_that_bounds_moved_is_in_the_history(bounds: dict[str, Any], entry: Entry) -> None:
+    """Once, with the bound as the spec has it."""
+    former, spec = Tuned(base=16, limit=28), make_spec(memory=offload(limit=16, **bounds))
+    moved = start(spec, former, 32, "t")
+    assert moved.history == added(former, moved) == (entry,)
+    assert added(moved, start(spec, moved, 32, "later")) == ()
+    assert added(None, moved) == (entry,)
+
+
+@pytest.mark.parametrize("fields", [{"limit": 1000}, {"min": 100}, {"min": "90%", "max": 3}])
+def test_what_no_layer_has_moves_nothing(fields: dict[str, Any]) -> None:
+    """Such a spec is refused as soon as its model's experts are counted."""
+    spec = make_spec(memory=offload(**{"limit": 16, **fields}))
+    base = fields.get("limit", 16)
+    assert start(spec, None, 32, "t") == Tuned(base, base)
+    assert decide(spec, Tuned(base, 16), read(QUEUE)) is None
 
 
 def test_a_raise_that_bounds_cut_off_is_not_judged() -> None:
     """What it was to bring never came."""
-    cut = start(make_spec(memory=offload(limit=16, max=17)), raised_to_18(), 32)
+    cut = start(make_spec(memory=offload(limit=16, max=17)), raised_to_18(), 32, "t")
     assert (cut.limit, cut.direction) == (17, None)
-    assert start(SPEC, raised_to_18(), 32) == raised_to_18()
+    assert start(SPEC, raised_to_18(), 32, "t") == raised_to_18()
 
 
 def raised_to_18() -> Tuned:

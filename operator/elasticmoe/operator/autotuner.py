@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from elasticmoe.operator.observed import PodSample
 from elasticmoe.operator.spec.fields import resolve_limit
+from elasticmoe.operator.spec.limits import bounds, find_misfit
 from elasticmoe.operator.spec.model import ElasticMoESpec, ExpertOffload
 from elasticmoe.operator.spec.quantity import parse_duration
 
@@ -114,27 +115,48 @@ def keeps_slo(signals: Signals, spec: ElasticMoESpec) -> bool:
     return slo_ms is None or share_within(signals.tpot_buckets, slo_ms / 1000) >= 0.9  # noqa: PLR2004 -- as above
 
 
-def start(spec: ElasticMoESpec, previous: Tuned | None, num_experts: int | None) -> Tuned:
+def start(spec: ElasticMoESpec, previous: Tuned | None, num_experts: int | None, now: str) -> Tuned:
     """Return where tuning stands: as it was, or anew if the spec's limit is another or tuning is off.
 
     Within the bounds as they are now; they bind the autotuner alone, so with tuning off the spec's limit is the limit.
+    `now` is the time as the status says it, for the entry of a limit that bounds moved.
     """
     offload = spec.memory.expert_offload
     anew = Tuned(offload.limit, _base(offload, num_experts))
     if not offload.autotune.enabled:
         return anew
     if previous is None or previous.base != offload.limit:
-        return _within(offload, anew, num_experts)
+        return _within(offload, anew, num_experts, now)
     limit = previous.limit if previous.limit is not None else anew.limit
-    return _within(offload, replace(previous, limit=limit), num_experts)
+    return _within(offload, replace(previous, limit=limit), num_experts, now)
 
 
-def _within(offload: ExpertOffload, tuned: Tuned, num_experts: int | None) -> Tuned:
+def _within(offload: ExpertOffload, tuned: Tuned, num_experts: int | None, now: str) -> Tuned:
     """Return a limit that bounds moved as a fresh start: there is no raise left to judge."""
-    if tuned.limit is None or num_experts is None:
+    if tuned.limit is None or num_experts is None or find_misfit(offload, num_experts):
         return tuned
     limit = _bounded(offload, tuned.limit, num_experts)
-    return tuned if limit == tuned.limit else replace(tuned, limit=limit, direction=None)
+    if limit == tuned.limit:
+        return tuned
+    entry = Entry(now, tuned.limit, limit, _binding(offload, num_experts, is_raised=limit > tuned.limit))
+    return replace(tuned, limit=limit, direction=None, history=_remember(tuned, entry))
+
+
+def _binding(offload: ExpertOffload, num_experts: int, *, is_raised: bool) -> str:
+    """Return the bound that moved a limit, in words."""
+    if is_raised:
+        return f"memory.expertOffload.min is {offload.min}"
+    return f"memory.expertOffload.max is {offload.max}, a layer has {num_experts} experts"
+
+
+def _remember(tuned: Tuned, entry: Entry) -> tuple[Entry, ...]:
+    return (*tuned.history, entry)[-HISTORY:]
+
+
+def added(former: Tuned | None, tuned: Tuned) -> tuple[Entry, ...]:
+    """Return the changes that the history did not have before."""
+    known = () if former is None else former.history
+    return tuple(entry for entry in tuned.history if entry not in known)
 
 
 def _base(offload: ExpertOffload, num_experts: int | None) -> int | None:
@@ -155,7 +177,9 @@ class Reading:
 def decide(spec: ElasticMoESpec, tuned: Tuned, reading: Reading) -> Step | None:
     """Return the next step of the limit, or None to leave it; never out of bounds, never within the cooldown."""
     autotune = spec.memory.expert_offload.autotune
-    if not autotune.enabled or _is_cooling(tuned, parse_duration(autotune.cooldown), reading.now_s):
+    if not autotune.enabled or find_misfit(spec.memory.expert_offload, reading.num_experts):
+        return None
+    if _is_cooling(tuned, parse_duration(autotune.cooldown), reading.now_s):
         return None
     step = _undo(spec, tuned, reading) or _raise(spec, tuned, reading) or _lower(spec, tuned, reading)
     if step is None:
@@ -169,10 +193,8 @@ def _is_cooling(tuned: Tuned, cooldown_s: int, now_s: float) -> bool:
 
 
 def _bounded(offload: ExpertOffload, limit: int, num_experts: int) -> int:
-    least, most = resolve_limit(offload.min, num_experts), resolve_limit(offload.max, num_experts)
-    assert least is not None, "a known number of experts resolves every share"
-    assert most is not None, "a known number of experts resolves every share"
-    return max(least, min(most, num_experts, limit))
+    least, most = bounds(offload, num_experts)
+    return max(least, min(most, limit))
 
 
 def _size(num_experts: int) -> int:
@@ -229,7 +251,7 @@ def take(spec: ElasticMoESpec, tuned: Tuned, step: Step | None, reading: Reading
         goodput_before=goodput(reading.signals, spec),
         no_gain_at=step.limit if step.direction == "undo" else tuned.no_gain_at,
         recovery_seen_s=reading.signals.recovery_s,
-        history=(*tuned.history, entry)[-HISTORY:],
+        history=_remember(tuned, entry),
     )
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from elasticmoe.operator.apply import Cluster
 from elasticmoe.operator.autotuner import (
     Reading,
-    Step,
     Tuned,
+    added,
     decide,
     dump_tuned,
     load_tuned,
@@ -27,6 +27,7 @@ from elasticmoe.operator.errors import ForeignObjectError, RefusedObjectError, S
 from elasticmoe.operator.events import condition_event, limit_event
 from elasticmoe.operator.observed import Object, Observed, Pod, PodSample, Samples
 from elasticmoe.operator.rollout import next_step, would_end_serving
+from elasticmoe.operator.spec.limits import find_misfit
 from elasticmoe.operator.spec.model import ElasticMoESpec
 from elasticmoe.operator.spec.parse import parse_spec
 from elasticmoe.operator.spec.quantity import parse_duration
@@ -82,19 +83,19 @@ class Reconciler:
         spec = _parse(resource)
         observed = self.cluster.observe(resource, spec if isinstance(spec, ElasticMoESpec) else None)
         # Before the metrics, which may take seconds to come.
-        observed = self._limit(observed, _known_limit(spec, observed))
+        observed = self._limit(observed, _known_limit(spec, observed, show_time(now)), spec)
         observed = replace(observed, samples=self.scrape(observed.workers, observed.coordinators, now.timestamp()))
         if isinstance(spec, SpecError):
             kept = _kept(spec, observed)
-            self._limit(observed, kept.limit)
+            self._limit(observed, kept.limit, spec)
             self._report(observed, kept, now)
             return
         self._serve(key, spec, observed, now)
 
     def _serve(self, key: Key, spec: ElasticMoESpec, observed: Observed, now: datetime) -> None:
         """Apply the children of a valid spec and its limit, then tell."""
-        tuned, step = self._tune(key, spec, observed, now)
-        need_bytes = coordinator_bytes(spec)
+        tuned = self._tune(key, spec, observed, now)
+        need_bytes = coordinator_bytes(spec) if spec.replicas else 0  # who wants no worker has none to protect
         is_withheld = would_end_serving(observed, need_bytes)
         verdict = Verdict(spec, tuned.limit, dump_tuned(tuned) if _is_tuning(spec) else None, is_withheld)
         desired = build_desired(observed.identity, spec, self.images)
@@ -105,40 +106,44 @@ class Reconciler:
             verdict = replace(verdict, spec=SpecError("metadata.name", str(error)))
         except RefusedObjectError as error:
             verdict = replace(verdict, spec=SpecError(error.field, str(error)))
-        self._limit(observed, tuned.limit)
+        self._limit(observed, tuned.limit, spec)
         self._report(observed, verdict, now)
-        if step is not None:
-            entry = tuned.history[-1]
+        for entry in added(load_tuned(observed.previous_status), tuned):
             event = limit_event(observed.identity, entry.before, entry.after, entry.reason, entry.time)
             self.cluster.post_event(event)
 
-    def _tune(self, key: Key, spec: ElasticMoESpec, observed: Observed, now: datetime) -> tuple[Tuned, Step | None]:
+    def _tune(self, key: Key, spec: ElasticMoESpec, observed: Observed, now: datetime) -> Tuned:
         """Return where the limit stands after this pass; it stays while workers come and go or tell too little."""
-        tuned = start(spec, load_tuned(observed.previous_status), observed.num_experts)
+        tuned = start(spec, load_tuned(observed.previous_status), observed.num_experts, show_time(now))
         interval_s = parse_duration(spec.memory.expert_offload.autotune.interval)
         samples = observed.samples.workers
         before = self.readings.take(key, samples, now.timestamp(), interval_s)
         signals = measure(before, samples) if _is_steady(spec, observed) else None
         current = tuned.limit if tuned.limit is not None else _requested(observed)
         if signals is None or current is None or observed.num_experts is None or not _is_tuning(spec):
-            return tuned, None
+            return tuned
         reading = Reading(signals, now.timestamp(), current, observed.num_experts)
         step = decide(spec, tuned, reading)
-        return take(spec, tuned, step, reading, show_time(now)), step
+        return take(spec, tuned, step, reading, show_time(now))
 
-    def _limit(self, observed: Observed, limit: int | None) -> Observed:
-        """Give every live worker its limit and return them so."""
+    def _limit(self, observed: Observed, limit: int | None, spec: ElasticMoESpec | SpecError) -> Observed:
+        """Give every live worker its limit and return them so; without one, take it away if the spec wants none."""
+        if limit is None and not _wants_no_limit(spec):
+            return observed
+        annotation = None if limit is None else str(limit)
         workers = []
         for pod in observed.workers:
-            if limit is not None and not pod.is_leaving and pod.limit != str(limit):
+            if not pod.is_leaving and pod.limit != annotation:
                 self.cluster.set_limit(pod, observed.identity.namespace, limit)
-                pod = replace(pod, limit=str(limit))  # noqa: PLW2901 -- the same pod, as it is now
+                pod = replace(pod, limit=annotation)  # noqa: PLW2901 -- the same pod, as it is now
             workers.append(pod)
         return replace(observed, workers=tuple(workers))
 
     def _report(self, observed: Observed, verdict: Verdict, now: datetime) -> None:
         """Write the status if it is another, and an Event for each condition that turned."""
         status = build_status(observed, verdict, show_time(now))
+        if model := _counted_model(observed, verdict, status):
+            status["countedModel"] = model
         if status == observed.previous_status:
             return
         self.cluster.write_status(observed.identity, status)
@@ -153,22 +158,48 @@ def show_time(now: datetime) -> str:
 
 def _parse(resource: Object) -> ElasticMoESpec | SpecError:
     try:
-        return parse_spec(resource.get("spec") or {})
+        spec = parse_spec(resource.get("spec") or {})
     except SpecError as error:
         return error
+    status = resource.get("status") or {}
+    num_experts = status.get("expertsPerLayer")
+    if num_experts is None or status.get("countedModel") != spec.model.uri:
+        return spec
+    return find_misfit(spec.memory.expert_offload, num_experts) or spec
 
 
 def _kept(error: SpecError, observed: Observed) -> Verdict:
     """Return the verdict on an invalid spec: the limit and the tuning of the last good one stay."""
     former = observed.previous_status
-    return Verdict(error, former.get("offloadLimit"), former.get("autotuner"))
+    limit = former.get("offloadLimit")
+    if limit is not None and observed.num_experts is not None and limit > observed.num_experts:
+        limit = None  # set before the experts were counted: no worker took it
+    return Verdict(error, limit, former.get("autotuner"))
 
 
-def _known_limit(spec: ElasticMoESpec | SpecError, observed: Observed) -> int | None:
+def _counted_model(observed: Observed, verdict: Verdict, status: Object) -> str | None:
+    """Return the model that `expertsPerLayer` is of: the spec's, when all of its workers are there and one told it.
+
+    Until then the last one: another model's number must refuse no spec.
+    """
+    samples = observed.samples.workers.values()
+    is_ready = any((found["type"], found["reason"]) == ("Ready", "PodsReady") for found in status["conditions"])
+    if isinstance(verdict.spec, ElasticMoESpec) and is_ready and any(sample.experts_per_layer for sample in samples):
+        return verdict.spec.model.uri
+    last: str | None = observed.previous_status.get("countedModel")
+    return last
+
+
+def _wants_no_limit(spec: ElasticMoESpec | SpecError) -> bool:
+    """Return whether workers are to have their own; a share of experts not counted yet is a limit to come."""
+    return isinstance(spec, ElasticMoESpec) and spec.memory.expert_offload.limit is None
+
+
+def _known_limit(spec: ElasticMoESpec | SpecError, observed: Observed, now: str) -> int | None:
     """Return the limit as it is without new metrics."""
     if isinstance(spec, SpecError):
         return _kept(spec, observed).limit
-    return start(spec, load_tuned(observed.previous_status), observed.num_experts).limit
+    return start(spec, load_tuned(observed.previous_status), observed.num_experts, now).limit
 
 
 def _is_tuning(spec: ElasticMoESpec) -> bool:

@@ -84,7 +84,7 @@ def _root() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": structural(schema, schema.get("$defs", {})),
-            "status": _status(),
+            "status": {**_status(), "description": "What the operator found and did; it is rebuilt at each pass."},
         },
     }
 
@@ -120,49 +120,80 @@ def _inlined(schema: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _status() -> dict[str, Any]:
-    integers = (
-        "observedGeneration",
-        "replicas",
-        "readyReplicas",
-        "updatedReplicas",
-        "availableReplicas",
-        "offloadLimit",
-        "expertsPerLayer",
-    )
-    text, number, flag = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
-    big = {"type": "integer", "format": "int64"}
-    coordinator = {"nodeName": text, "podName": text, "ready": flag, "poolBytes": big, "leases": number}
-    pod = {"name": text, "ready": flag, "requestedLimit": number, "effectiveLimit": number, "residentExperts": number}
+    autotuner = "what the autotuner remembers: its limit, and in history its last changes, each with its reason"
     return _object(
         {
-            **dict.fromkeys(integers, number),
-            "selector": text,
-            "url": text,
-            "conditions": _list_by("type", _condition()),
-            "coordinators": _list_by("nodeName", coordinator),
-            "pods": _list_by("name", pod),
-            "autotuner": ANY_OBJECT,
+            "observedGeneration": _integer("the spec's generation that this status is about"),
+            "replicas": _integer("workers that there are"),
+            "readyReplicas": _integer("workers that answer"),
+            "updatedReplicas": _integer("workers of the newest pod template"),
+            "availableReplicas": _integer("workers that the Deployment calls available"),
+            "offloadLimit": _integer("experts of a layer that workers were told they may offload; none: their own"),
+            "expertsPerLayer": _integer("experts of a layer, as workers told; kept while none does"),
+            "countedModel": _text("URI of the model that expertsPerLayer is of"),
+            "selector": _text("labels of the workers, for autoscalers"),
+            "url": _text("where the model is served inside the cluster"),
+            "conditions": _list_by("type", _condition(), "what holds now and since when"),
+            "coordinators": _list_by("nodeName", _coordinator(), "the coordinators, by node"),
+            "pods": _list_by("name", _pod(), "the workers, by pod"),
+            "autotuner": {**ANY_OBJECT, "description": autotuner},
         }
     )
 
 
 def _condition() -> dict[str, Any]:
+    since = "since when the condition has its status"
     return {
-        **{name: {"type": "string"} for name in ("type", "reason", "message")},
-        "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
-        "observedGeneration": {"type": "integer"},
-        "lastTransitionTime": {"type": "string", "format": "date-time"},
+        "type": _text("Ready, ConfigValid, CoordinatorsReady or HostMemoryFit"),
+        "reason": _text("why, in one word"),
+        "message": _text("why, with numbers and what to do"),
+        "status": _text("whether it holds", enum=["True", "False", "Unknown"]),
+        "observedGeneration": _integer("the spec's generation that it was judged for"),
+        "lastTransitionTime": _text(since, format="date-time"),
     }
+
+
+def _coordinator() -> dict[str, Any]:
+    return {
+        "nodeName": _text("its node"),
+        "podName": _text("its pod"),
+        "ready": _flag("whether it answers"),
+        "poolBytes": _integer("bytes that its host pool holds", format="int64"),
+        "leases": _integer("workers that hold its pool"),
+    }
+
+
+def _pod() -> dict[str, Any]:
+    return {
+        "name": _text("its pod"),
+        "ready": _flag("whether it answers"),
+        "requestedLimit": _integer("experts of a layer that it was told it may offload"),
+        "effectiveLimit": _integer("experts of a layer that it may offload"),
+        "residentExperts": _integer("experts, over all layers, whose weights are on its GPU"),
+    }
+
+
+def _text(description: str, **rules: Any) -> dict[str, Any]:  # noqa: ANN401 -- any keyword of a schema
+    return {"type": "string", "description": description, **rules}
+
+
+def _integer(description: str, **rules: Any) -> dict[str, Any]:  # noqa: ANN401 -- as above
+    return {"type": "integer", "description": description, **rules}
+
+
+def _flag(description: str) -> dict[str, Any]:
+    return {"type": "boolean", "description": description}
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
 
-def _list_by(key: str, properties: dict[str, Any]) -> dict[str, Any]:
+def _list_by(key: str, properties: dict[str, Any], description: str) -> dict[str, Any]:
     """Return a list whose entries are known by one of their fields, as server-side apply merges them."""
     return {
         "type": "array",
+        "description": description,
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": [key],
         "items": {**_object(properties), "required": [key]},

@@ -42,10 +42,10 @@ class Model(Section):
 class Image(Section):
     """A container image."""
 
-    repository: str = Field(min_length=1)
-    tag: str = Field("latest", min_length=1)
+    repository: str = Field(min_length=1, description="the image's name without tag and digest")
+    tag: str = Field("latest", min_length=1, description="which of its versions, unless digest says so")
     digest: str | None = Field(None, pattern=r"^sha256:[0-9a-f]{64}$", description="wins over the tag")
-    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field("IfNotPresent", description="as in a pod")
 
     @property
     def reference(self) -> str:
@@ -56,13 +56,13 @@ class Image(Section):
 class Parallelism(Section):
     """How one replica is spread over GPUs."""
 
-    tensor: int = Field(1, ge=1, le=64)
+    tensor: int = Field(1, ge=1, le=64, description="GPUs that share each layer, all of one node")
 
 
 class Autotune(Section):
     """The loop that moves the offload limit while serving."""
 
-    enabled: bool = True
+    enabled: bool = Field(True, description="false: the limit is what expertOffload.limit says")
     interval: Duration = Field("15s", description="how often metrics are judged")
     cooldown: Duration = Field("1m", description="least time between two changes")
     tolerance_percent: int = Field(10, ge=0, le=100, description="gain in goodput below which a raise is taken back")
@@ -78,10 +78,18 @@ class ExpertOffload(Section):
             *("min", "max"),
         )
     )
-    limit: Limit | None = Field(None, description="where the autotuner starts; default: the least that fits, + 10")
-    min: Limit = Field(0, description="the autotuner goes no lower")
-    max: Limit = Field("100%", description="the autotuner goes no higher")
-    policy: PolicyName = "threshold"
+    limit: Limit | None = Field(
+        None,
+        description="experts of a layer, as a number or a share; where the autotuner starts; "
+        "default: the least that fits, + 10; if it is taken away, running workers keep theirs until they start anew",
+    )
+    min: Limit = Field(0, description="the autotuner goes no lower; experts of a layer, as a number or a share")
+    max: Limit = Field("100%", description="the autotuner goes no higher; experts of a layer, as a number or a share")
+    policy: PolicyName = Field(
+        "threshold",
+        description="who leaves when: threshold (when memory is short), fixed (always as many as limit says), "
+        "goodput (where that is predicted to serve more tokens/s)",
+    )
     autotune: Autotune = Autotune()
 
     @model_validator(mode="after")
@@ -98,7 +106,7 @@ class HostPool(Section):
 
     size: Quantity = Field(description="bytes of all experts; the coordinator requests this and the headroom")
     headroom: Quantity = Field("1Gi", description="what the coordinator needs beside the pool")
-    hugepages: Literal["none"] = "none"
+    hugepages: Literal["none"] = Field("none", description="size of the pool's pages; only the node's own yet")
 
     @model_validator(mode="after")
     def _check_sum(self) -> Self:
@@ -120,22 +128,26 @@ class Memory(Section):
 class Slo(Section):
     """What requests are promised; goodput counts the tokens that keep it."""
 
-    tpot_milliseconds: int | None = Field(None, ge=1)
-    ttft_milliseconds: int | None = Field(None, ge=1)
+    tpot_milliseconds: int | None = Field(
+        None, ge=1, description="greatest time per output token; the autotuner keeps it for nine of ten requests"
+    )
+    ttft_milliseconds: int | None = Field(
+        None, ge=1, description="greatest time to the first token; nothing acts on it yet"
+    )
 
 
 class Resources(Section):
     """Requests and limits of a container."""
 
-    requests: dict[str, Quantity] = {}
-    limits: dict[str, Quantity] = {}
+    requests: dict[str, Quantity] = Field({}, description="what the scheduler sets aside, by resource")
+    limits: dict[str, Quantity] = Field({}, description="the most that the container may use, by resource")
 
 
 class Coordinator(Section):
     """The process on each node that owns the host pool."""
 
-    mode: Literal["daemonset"] = "daemonset"
-    image: Image | None = None
+    mode: Literal["daemonset"] = Field("daemonset", description="one on each node that nodeSelector matches")
+    image: Image | None = Field(None, description="the coordinator's; default: the operator's")
     resources: Resources = Field(Resources(), description="beside memory, which hostPool gives")
 
     @model_validator(mode="after")
@@ -156,9 +168,18 @@ class Termination(Section):
             *("gracePeriodSeconds", "drainSeconds", "shutdownTimeoutSeconds"),
         )
     )
-    drain_seconds: int = Field(15, ge=0, le=3600)
-    shutdown_timeout_seconds: int = Field(30, ge=0, le=3600)
-    grace_period_seconds: int = Field(60, ge=1, le=7200)
+    drain_seconds: int = Field(
+        15,
+        ge=0,
+        le=3600,
+        description="seconds from leaving the Service to the signal to end; requests that still come are served",
+    )
+    shutdown_timeout_seconds: int = Field(
+        30, ge=0, le=3600, description="seconds that requests in flight have after that signal to be finished"
+    )
+    grace_period_seconds: int = Field(
+        60, ge=1, le=7200, description="seconds until the pod is killed, counted from its deletion: drain included"
+    )
 
     @model_validator(mode="after")
     def _check_grace(self) -> Self:
@@ -172,25 +193,31 @@ class Termination(Section):
 class Probes(Section):
     """How long a start may take."""
 
-    startup_budget_seconds: int = Field(3600, ge=10, le=86400)
+    startup_budget_seconds: int = Field(
+        3600, ge=10, le=86400, description="seconds in which a worker must answer, else its container is started anew"
+    )
 
 
 class Toleration(Section):
     """A taint that pods of this deployment accept."""
 
-    key: str | None = None
-    operator: Literal["Equal", "Exists"] | None = None
-    value: str | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    toleration_seconds: int | None = None
+    key: str | None = Field(None, description="the taint's key; none, with Exists: any")
+    operator: Literal["Equal", "Exists"] | None = Field(None, description="default: Equal; Exists asks for no value")
+    value: str | None = Field(None, description="the taint's value, for Equal")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="the taint's effect; default: any"
+    )
+    toleration_seconds: int | None = Field(
+        None, description="seconds that a pod stays under a NoExecute taint; default: for ever"
+    )
 
 
 class EnvVar(Section):
     """An environment variable of the worker."""
 
-    name: str = Field(min_length=1)
-    value: str | None = None
-    value_from: AnyObject | None = None
+    name: str = Field(min_length=1, description="the variable's name")
+    value: str | None = Field(None, description="its value; default: empty")
+    value_from: AnyObject | None = Field(None, description="where its value comes from, as in a pod, in place of value")
 
 
 class ElasticMoESpec(Section):
@@ -199,7 +226,7 @@ class ElasticMoESpec(Section):
     model: Model
     image: Image | None = Field(None, description="the runtime; default: the operator's")
     image_pull_secrets: tuple[str, ...] = Field((), description="names of Secrets in the same namespace")
-    replicas: int = Field(1, ge=0, le=1000)
+    replicas: int = Field(1, ge=0, le=1000, description="workers, each a whole model; 0 keeps the coordinators alone")
     parallelism: Parallelism = Parallelism()
     memory: Memory
     slo: Slo = Slo()
@@ -210,7 +237,7 @@ class ElasticMoESpec(Section):
     node_selector: dict[str, str] = Field(
         {"nvidia.com/gpu.present": "true"}, description="each node that matches reserves memory for the host pool"
     )
-    tolerations: tuple[Toleration, ...] = ()
+    tolerations: tuple[Toleration, ...] = Field((), description="taints that workers and coordinators accept")
     engine_args: tuple[str, ...] = Field((), description="further flags of vllm serve")
-    env: tuple[EnvVar, ...] = ()
+    env: tuple[EnvVar, ...] = Field((), description="further environment variables of the worker; they win over ours")
     pod_template: AnyObject = Field({}, description="merged into the worker's pod; its container is called main")

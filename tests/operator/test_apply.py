@@ -61,7 +61,7 @@ def _raise_503(*_: object, **__: object) -> Any:  # noqa: ANN401 -- never return
 
 
 def test_everything_of_a_resource_is_observed_by_label_and_name(kube: FakeKube, cluster: Cluster) -> None:
-    """Pods of others, and nodes that the selector doesn't match, are not."""
+    """Pods and children of others, and nodes that the selector doesn't match, are not."""
     other = make_pod_object("x")
     other["metadata"]["labels"]["elasticmoe.io/deployment"] = "other"
     for obj in (make_pod_object("w"), make_pod_object("c", "coordinator"), other):
@@ -69,7 +69,9 @@ def test_everything_of_a_resource_is_observed_by_label_and_name(kube: FakeKube, 
     kube.add(make_node_object("n2", "2Ki", gpu="yes"))
     kube.add(make_node_object("n1", "1Ki", gpu="yes"))
     kube.add(make_node_object("n3", "1Ki", gpu="no"))
-    kube.add({"kind": "Deployment", "metadata": {"name": "tiny-worker", "namespace": "default"}})
+    owned = {"namespace": "default", "ownerReferences": [{"uid": "uid-1"}]}
+    kube.add({"kind": "Deployment", "metadata": {"name": "tiny-worker", **owned}})
+    kube.add({"kind": "DaemonSet", "metadata": {"name": "tiny-coordinator", "namespace": "default"}})
     observed = cluster.observe(make_resource(), make_spec(nodeSelector={"gpu": "yes"}))
     assert [pod.name for pod in (*observed.workers, *observed.coordinators)] == ["w", "c"]
     assert observed.nodes == (Node("n1", 1024), Node("n2", 2048))

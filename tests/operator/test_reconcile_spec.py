@@ -26,6 +26,16 @@ def test_a_pool_that_the_api_server_writes_in_other_words_stops_no_pass() -> Non
     assert bench.condition("HostMemoryFit") == ("True", "Fits")
 
 
+def test_a_pool_that_another_has_under_our_name_stops_no_pass() -> None:
+    """Whatever is in it: it is told and left alone."""
+    bench = Bench()
+    theirs = {"kind": "DaemonSet", "metadata": {"name": "tiny-coordinator", "namespace": "default"}, "spec": {}}
+    bench.kube.add(theirs)
+    bench.run()
+    assert valid(bench).startswith("metadata.name: need DaemonSet tiny-coordinator in default, another has it")
+    assert bench.kube.find("DaemonSet", "tiny-coordinator") == theirs
+
+
 def test_a_name_that_is_no_string_is_told() -> None:
     """It could not be merged by."""
     bench = Bench(podTemplate={"spec": {"containers": [{"name": {"a": "b"}}]}})

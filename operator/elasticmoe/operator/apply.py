@@ -59,8 +59,8 @@ class Cluster:
             identity=identity,
             is_leaving="deletionTimestamp" in resource["metadata"],
             previous_status=resource.get("status") or {},
-            worker_deployment=self._find("apps/v1", "Deployment", child_name(identity, WORKER), where),
-            coordinator_daemonset=self._find("apps/v1", "DaemonSet", child_name(identity, COORDINATOR), where),
+            worker_deployment=self._child("Deployment", WORKER, identity),
+            coordinator_daemonset=self._child("DaemonSet", COORDINATOR, identity),
             workers=workers,
             coordinators=coordinators,
             nodes=() if spec is None else self._nodes(spec),
@@ -117,6 +117,11 @@ class Cluster:
         """Create an Event."""
         kind = self._kind("v1", "Event")
         self._client.create(kind, body=manifest, namespace=manifest["metadata"]["namespace"], **_BOUNDED)
+
+    def _child(self, kind: str, component: str, identity: Identity) -> Object | None:
+        """Return a child; what has its name and another owner is none, whatever it looks like."""
+        found = self._find("apps/v1", kind, child_name(identity, component), identity.namespace)
+        return None if found is None or identity.uid not in _owners(found) else found
 
     def _nodes(self, spec: ElasticMoESpec) -> tuple[Node, ...]:
         """Return the nodes that coordinators are placed on, by name."""

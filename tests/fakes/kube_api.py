@@ -108,7 +108,8 @@ class FakeKube:
         assert call["field_manager"] == "elasticmoe-operator"
         assert call["force_conflicts"] is True
         name, namespace, body = call["name"], call["namespace"], call["body"]
-        self._record("apply", kind, name)
+        is_trial = call.get("dry_run") == "All"
+        self._record("try" if is_trial else "apply", kind, name)
         if kind.part:
             self.add({**self._existing(kind, name, namespace), kind.part: dict(body[kind.part])})
             self.on_status()
@@ -117,6 +118,8 @@ class FakeKube:
         merged = _merge(former, body)
         generation = former.get("metadata", {}).get("generation", 0)
         merged["metadata"]["generation"] = generation + (merged.get("spec") != former.get("spec"))
+        if is_trial:
+            return FakeInstance(merged)
         self.add(merged)
         return FakeInstance(self._existing(kind, name, namespace))
 

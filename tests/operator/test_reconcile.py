@@ -11,10 +11,14 @@ from tests.fakes.kube_objects import offload as memory_with
 
 
 def test_the_first_pass_makes_all_children_and_tells() -> None:
-    """In order; the status comes last."""
+    """In order, once the API server would take them all; the status comes last."""
     bench = Bench()
     bench.run()
     assert bench.kube.calls == [
+        ("try", "ServiceAccount", "tiny-elasticmoe"),
+        ("try", "DaemonSet", "tiny-coordinator"),
+        ("try", "Service", "tiny"),
+        ("try", "Deployment", "tiny-worker"),
         ("apply", "ServiceAccount", "tiny-elasticmoe"),
         ("apply", "DaemonSet", "tiny-coordinator"),
         ("apply", "Service", "tiny"),

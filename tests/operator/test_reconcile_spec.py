@@ -56,6 +56,25 @@ def test_what_the_api_server_refuses_is_told_with_our_field() -> None:
     )
 
 
+def test_of_a_spec_that_is_refused_in_one_part_no_part_is_applied() -> None:
+    """Not at later passes either; mended, it is applied whole, and tried no more."""
+    bench = Bench()
+    bench.run()
+    bench.edit(memory={"hostPool": {"headroom": "300Mi"}})
+    bench.kube.failing["Deployment"] = 422
+    before = bench.kube.find("DaemonSet", "tiny-coordinator")["metadata"]["generation"]
+    for _ in range(2):
+        bench.run(10)
+        assert bench.condition("ConfigValid") == ("False", "InvalidSpec")
+        assert bench.kube.find("DaemonSet", "tiny-coordinator")["metadata"]["generation"] == before
+    del bench.kube.failing["Deployment"]
+    bench.run(10)
+    assert bench.kube.find("DaemonSet", "tiny-coordinator")["metadata"]["generation"] == before + 1
+    bench.kube.calls.clear()
+    bench.run(10)
+    assert {verb for verb, *_ in bench.kube.calls} == {"apply"}
+
+
 def test_a_spec_that_is_held_back_can_be_scaled_to_zero() -> None:
     """It is held back to keep workers serving, and none is wanted; that its pool fits nowhere is still told."""
     bench = Bench()

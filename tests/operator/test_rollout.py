@@ -48,3 +48,12 @@ def test_a_pool_no_larger_than_the_present_one_is_applied() -> None:
 def test_without_matching_nodes_nothing_is_held_back() -> None:
     """There is nothing that serves."""
     assert kinds(4 * GIB, coordinator_daemonset=make_daemonset(memory="1Gi")) == ALL
+
+
+def test_a_daemonset_that_somebody_emptied_holds_nothing_back() -> None:
+    """Without its container, or its request, there is no pool to keep; applying mends it."""
+    without_main, without_request = make_daemonset(memory="1Gi"), make_daemonset(memory="1Gi")
+    without_main["spec"]["template"]["spec"]["containers"] = []
+    without_request["spec"]["template"]["spec"]["containers"][0]["resources"] = {}
+    for daemonset in (without_main, without_request):
+        assert kinds(4 * GIB, coordinator_daemonset=daemonset, nodes=(SMALL,)) == ALL

@@ -33,6 +33,7 @@ _UNTYPED: Final = "failed to create typed patch object"
 _MERGE_PATCH: Final = "application/merge-patch+json"
 _BOUNDED: Final = {"_request_timeout": 10}
 """A server that has stopped to answer must not hold a resource's pass for ever."""
+_TRIAL: Final = {"dry_run": "All"}
 _SERVER_SIDE: Final = {"field_manager": MANAGER, "force_conflicts": True, **_BOUNDED}
 
 
@@ -66,8 +67,8 @@ class Cluster:
             nodes=() if spec is None else self._nodes(spec),
         )
 
-    def apply(self, manifest: Manifest) -> Object:
-        """Make the object what the manifest says; returns it as the API server has it now.
+    def apply(self, manifest: Manifest, *, is_trial: bool = False) -> Object:
+        """Make the object what the manifest says; returns it as the API server has it now, or would have it in a trial.
 
         Raises ForeignObjectError if it has another owner, RefusedObjectError if the API server finds it invalid.
         """
@@ -81,7 +82,7 @@ class Cluster:
             )
             raise ForeignObjectError(message)
         kind = self._kind(manifest["apiVersion"], manifest["kind"])
-        where = {"name": metadata["name"], "namespace": metadata["namespace"]}
+        where = {"name": metadata["name"], "namespace": metadata["namespace"], **(_TRIAL if is_trial else {})}
         try:
             applied: Object = self._client.server_side_apply(kind, body=manifest, **where, **_SERVER_SIDE).to_dict()
         except ApiException as error:

@@ -99,8 +99,12 @@ class Reconciler:
         is_withheld = would_end_serving(observed, need_bytes)
         verdict = Verdict(spec, tuned.limit, dump_tuned(tuned) if _is_tuning(spec) else None, is_withheld)
         desired = build_desired(observed.identity, spec, self.images)
+        step = next_step(desired, observed, need_bytes)
         try:
-            for manifest in next_step(desired, observed, need_bytes):
+            if not _was_taken(observed):  # of a spec that is refused in one part, no part is applied
+                for manifest in step:
+                    self.cluster.apply(manifest, is_trial=True)
+            for manifest in step:
                 observed = observed.after(self.cluster.apply(manifest))
         except ForeignObjectError as error:
             verdict = replace(verdict, spec=SpecError("metadata.name", str(error)))
@@ -166,6 +170,13 @@ def _parse(resource: Object) -> ElasticMoESpec | SpecError:
     if num_experts is None or status.get("countedModel") != spec.model.uri:
         return spec
     return find_misfit(spec.memory.expert_offload, num_experts) or spec
+
+
+def _was_taken(observed: Observed) -> bool:
+    """Return whether the API server has taken all children of this very spec before."""
+    conditions = observed.previous_status.get("conditions", ())
+    told = {(found["type"], found["status"], found.get("observedGeneration")) for found in conditions}
+    return ("ConfigValid", "True", observed.identity.generation) in told
 
 
 def _kept(error: SpecError, observed: Observed) -> Verdict:

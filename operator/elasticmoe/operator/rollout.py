@@ -24,14 +24,17 @@ def next_step(desired: Sequence[Manifest], observed: Observed, need_bytes: int) 
 
 def would_end_serving(observed: Observed, need_bytes: int) -> bool:
     """Return whether there is a pool that fits, and the new one would fit none of the nodes."""
-    current = observed.coordinator_daemonset
-    if current is None or not observed.nodes or need_bytes <= pool_request(current):
+    daemonset = observed.coordinator_daemonset
+    current = None if daemonset is None else pool_request(daemonset)
+    if current is None or not observed.nodes or need_bytes <= current:
         return False
     return len(observed.small_nodes(need_bytes)) == len(observed.nodes)
 
 
-def pool_request(daemonset: Object) -> int:
-    """Return the memory that a coordinator DaemonSet's pods request."""
-    containers = daemonset["spec"]["template"]["spec"]["containers"]
-    main = next(container for container in containers if container["name"] == "main")
-    return parse_quantity(main["resources"]["requests"]["memory"])
+def pool_request(daemonset: Object) -> int | None:
+    """Return the memory that a coordinator DaemonSet's pods request; None if somebody took that out of it."""
+    for container in daemonset["spec"]["template"]["spec"]["containers"]:
+        if container["name"] == "main":
+            memory = container.get("resources", {}).get("requests", {}).get("memory")
+            return None if memory is None else parse_quantity(memory)
+    return None

@@ -60,7 +60,7 @@ def test_of_a_spec_that_is_refused_in_one_part_no_part_is_applied() -> None:
     """Not at later passes either; mended, it is applied whole, and tried no more."""
     bench = Bench()
     bench.run()
-    bench.edit(memory={"hostPool": {"headroom": "300Mi"}})
+    bench.edit(memory={"hostPool": {"size": "1Gi", "headroom": "300Mi"}})
     bench.kube.failing["Deployment"] = 422
     before = bench.kube.find("DaemonSet", "tiny-coordinator")["metadata"]["generation"]
     for _ in range(2):

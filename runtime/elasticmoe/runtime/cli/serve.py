@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from elasticmoe.runtime.contract.names import ENV_REFUSAL_FILE
 from elasticmoe.runtime.errors import ConfigError
 
 ENV_METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
+LONGEST_SOCKET_FOLDER = 107 - len("/") - len(str(uuid.UUID(int=0)))
+"""A Unix socket's path has 107 bytes at most, and vLLM names its sockets by UUIDs."""
 USAGE = "elasticmoe serve MODEL [--elastic-… VALUE] [any flag of vllm serve]"
 
 
@@ -136,6 +139,8 @@ def run(argv: Sequence[str]) -> int:
         env = {**os.environ, **env, ENV_REFUSAL_FILE: str(Path(scratch) / "refusal")}
         env.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         env.setdefault(ENV_METRICS_DIR, _made(Path(scratch) / "metrics"))
+        if len(scratch) <= LONGEST_SOCKET_FOLDER:  # else in the system's folder, where a killed server leaves them
+            env.setdefault("VLLM_RPC_BASE_PATH", scratch)
         command = [sys.executable, "-P", "-m", api_server.__name__, *words]  # -P: the current folder holds no modules
         return supervise(command, env)
 

@@ -1,6 +1,7 @@
 """How `elasticmoe serve` ends its server: whenever it is told to, with all that the server started."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,9 @@ begin_supervised()
 """
 DEAF = f"{BEGIN}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun', flush=True)\n"
 SLEEP = "time.sleep(60)\n"
-CHILD = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+SLEEPER = f"import time; time.sleep(60)  # for {os.getpid()}"
+"""Other runs of these tests, at the same time, have sleepers of their own."""
+CHILD = f"subprocess.Popen([sys.executable, '-c', '{SLEEPER}'], start_new_session=True)\n"
 FIRST_PROCESS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 END_S = 10.0
 
@@ -51,6 +54,12 @@ def test_the_servers_status_is_the_commands() -> None:
         assert subprocess.run([sys.executable, "-c", SUPERVISE, script], check=False).returncode == want
 
 
+def test_the_status_is_told_by_one_who_was_started_to_ignore_children() -> None:
+    """A parent may hand that down, and the kernel then keeps no child's status and sends no signal."""
+    command = ["env", "--ignore-signal=CHLD", sys.executable, "-c", SUPERVISE, "raise SystemExit(3)"]
+    assert subprocess.run(command, check=False, timeout=END_S).returncode == 3
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_that_starts_is_ended_at_once_though_it_hears_nothing(number: signal.Signals) -> None:
     """With everything that it started, even in a session of its own."""
@@ -65,7 +74,7 @@ def test_a_server_that_starts_is_ended_at_once_though_it_hears_nothing(number: s
 def find_sleepers() -> list[int]:
     """Return the processes that CHILD started."""
     found = subprocess.run(
-        ["pgrep", "--full", "-x", f"{sys.executable} -c import time; time.sleep.60."],
+        ["pgrep", "--full", "-x", re.escape(f"{sys.executable} -c {SLEEPER}")],
         check=False,
         capture_output=True,
         text=True,
@@ -108,6 +117,16 @@ def test_the_server_dies_with_its_supervisor() -> None:
         while find_group_members(process.pid):
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
+
+
+def test_a_server_whose_supervisor_died_before_it_began_dies_too() -> None:
+    """It would be told of a later death only."""
+    wait = "while os.getppid() == parent:\n    time.sleep(0.01)\n"
+    script = f"import os, time\nparent = os.getppid()\nprint('begun', flush=True)\n{wait}{BEGIN}print('lives')\n"
+    with supervised(script) as process:
+        process.kill()
+        assert process.stdout is not None
+        assert not process.stdout.read()
 
 
 def test_what_a_dead_server_leaves_is_ended() -> None:

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    """End at once: nothing is begun yet, and an exception could be swallowed by what is being imported."""
+    """End at once, as by default: an exception could be swallowed by what is being imported."""
     os._exit(128 + number)
 
 

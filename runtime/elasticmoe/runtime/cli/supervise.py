@@ -6,6 +6,7 @@ as the engine loads. A process whose main thread does nothing else hears it alwa
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import time
@@ -24,6 +25,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 def hold_signals() -> None:
     """Keep signals for `supervise`, so that one that comes before it is not lost."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it, and then no child has a status
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
 
 
@@ -42,7 +44,7 @@ def supervise(command: Sequence[str], env: Mapping[str, str]) -> int:
     os.close(writer)
     server.returncode = _wait(server.pid, reader)  # reaped here, not by Popen
     os.close(reader)
-    _kill(_descendants())
+    _kill_descendants()
     return server.returncode
 
 
@@ -50,6 +52,18 @@ def begin_supervised() -> None:
     """Say in the child that signals arrive again, and that it is to die with the one who supervises it."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
     _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if _is_orphaned():  # the kernel tells only of a death to come
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_orphaned() -> bool:
+    """Return whether nobody can read any more what `tell_serving` would write."""
+    descriptor = os.environ.get(ENV_SERVING_FD)
+    if descriptor is None:
+        return False
+    pipe = select.poll()
+    pipe.register(int(descriptor), 0)
+    return bool(pipe.poll(0))
 
 
 def tell_serving() -> None:
@@ -67,7 +81,7 @@ def _wait(server: int, serving: int) -> int:
         if number in _ASKED_TO_END:
             is_serving = is_serving or _has_byte(serving)
             if is_ending or not is_serving:
-                _kill(_descendants())
+                _kill_descendants()
                 return 128 + number
             os.kill(server, signal.SIGTERM)  # SIGINT it may have from the terminal, and a second one means impatience
             is_ending = True
@@ -96,19 +110,20 @@ def _reap() -> dict[int, int]:
         ended[pid] = 128 - code if code < 0 else code
 
 
-def _kill(pids: Sequence[int]) -> None:
-    """Kill processes, then wait until those that clean up after them are gone too, for a while."""
-    for pid in pids:
-        if not _is_cleaner(pid):
-            _send_kill(pid)
-    deadline_s = time.monotonic() + _CLEANED_WITHIN_S
-    while _reap() or _descendants():
-        if time.monotonic() > deadline_s:
-            for pid in _descendants():
+def _kill_descendants() -> None:
+    """Kill all processes below this one, at last those too that clean up after the others, which get some time first.
+
+    Looks again until none is left: one that is being killed may have started another meanwhile.
+    """
+    deadline_s, is_late = time.monotonic() + _CLEANED_WITHIN_S, False
+    while not is_late and (left := _descendants()):
+        is_late = time.monotonic() > deadline_s
+        for pid in left:
+            if is_late or not _is_cleaner(pid):
                 _send_kill(pid)
-            _reap()
-            return
         time.sleep(0.02)
+        _reap()
+    _reap()
 
 
 def _send_kill(pid: int) -> None:

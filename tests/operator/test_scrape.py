@@ -43,13 +43,13 @@ elasticmoe_experts_per_layer 32.0
 
 
 class Page(BaseHTTPRequestHandler):
-    """Answers /metrics with the worker's page."""
+    """Answers /metrics with the worker's page, /short with less than it promises, as one whose process ends does."""
 
     def do_GET(self) -> None:
         """Answer."""
         body = WORKER.encode()
-        self.send_response(200 if self.path == "/metrics" else 404)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_response(404 if self.path == "/other" else 200)
+        self.send_header("Content-Length", str(len(body) + (self.path == "/short")))
         self.end_headers()
         self.wfile.write(body)
 
@@ -116,12 +116,18 @@ def test_a_pod_that_does_not_answer_is_told(port: int) -> None:
         fetch(f"http://127.0.0.1:{port}/other")
 
 
+def test_a_page_that_breaks_off_is_none(port: int) -> None:
+    """What it lacks would count as zero."""
+    with pytest.raises(ScrapeError, match=r"IncompleteRead\(.* 1 more expected\)"):
+        fetch(f"http://127.0.0.1:{port}/short")
+
+
 def test_a_page_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that drips, and one that is too long: a pass must not wait for either."""
-    with endless_pages(chunk=b"#\n", pause_s=0.05) as port, pytest.raises(ScrapeError, match=r"in 0\.3 s and no end"):
+    with endless_pages(chunk=b"#\n", pause_s=0.05) as port, pytest.raises(ScrapeError, match=r"no end, .* in 0\.3 s"):
         fetch(f"http://127.0.0.1:{port}/metrics", timeout_s=0.3)
     monkeypatch.setattr(scrape, "MAX_BYTES", 2**16)
-    with endless_pages(chunk=b"#" * 2**14, pause_s=0.0) as port, pytest.raises(ScrapeError, match="and no end"):
+    with endless_pages(chunk=b"#" * 2**14, pause_s=0.0) as port, pytest.raises(ScrapeError, match="at most 65536 in 4"):
         fetch(f"http://127.0.0.1:{port}/metrics")
 
 

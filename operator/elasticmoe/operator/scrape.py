@@ -6,7 +6,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead
 from itertools import chain
 from typing import Final, TypeVar
 
@@ -75,7 +75,9 @@ def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
             while chunk := response.read1(_CHUNK):
                 page += chunk
                 if time.monotonic() > deadline_s or len(page) > MAX_BYTES:
-                    raise TimeoutError(f"{len(page)} bytes in {timeout_s:g} s and no end")
+                    raise TimeoutError(f"{len(page)} bytes and no end, of at most {MAX_BYTES} in {timeout_s:g} s")
+            if response.length:  # read1, unlike read, takes a broken connection for the end
+                raise IncompleteRead(bytes(page), response.length)
         return page.decode("utf-8")
     except (OSError, HTTPException, UnicodeDecodeError) as error:
         message = f"want metrics from {url}, got {error}; asked again at the next pass"

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.fakes.kube_bench import Bench
-from tests.fakes.kube_objects import Object, make_pod_object
+from tests.fakes.kube_objects import Object, make_node_object, make_pod_object
 from tests.fakes.kube_objects import offload as memory_with
 
 
@@ -73,6 +73,21 @@ def test_of_a_spec_that_is_refused_in_one_part_no_part_is_applied() -> None:
     bench.kube.calls.clear()
     bench.run(10)
     assert {verb for verb, *_ in bench.kube.calls} == {"apply"}
+
+
+def test_a_spec_that_is_held_back_is_refused_whole_too() -> None:
+    """What the API server refuses is told at once, and nothing rolls when a node has room for the pool."""
+    bench = Bench()
+    bench.run()
+    bench.serve()
+    bench.edit(memory={"hostPool": {"size": "7Gi", "headroom": "2Gi"}})
+    bench.kube.failing["Deployment"] = 422
+    bench.run()
+    assert bench.condition("ConfigValid") == ("False", "InvalidSpec")
+    before = bench.kube.find("DaemonSet", "tiny-coordinator")["metadata"]["generation"]
+    bench.kube.add(make_node_object("n2", "16Gi", **{"nvidia.com/gpu.present": "true"}))
+    bench.run(10)
+    assert bench.kube.find("DaemonSet", "tiny-coordinator")["metadata"]["generation"] == before
 
 
 def test_a_spec_that_is_held_back_can_be_scaled_to_zero() -> None:

@@ -102,7 +102,7 @@ class Reconciler:
         step = next_step(desired, observed, need_bytes)
         try:
             if not _was_taken(observed):  # of a spec that is refused in one part, no part is applied
-                for manifest in step:
+                for manifest in desired:  # withheld ones too: later they would be taken for tried
                     self.cluster.apply(manifest, is_trial=True)
             for manifest in step:
                 observed = observed.after(self.cluster.apply(manifest))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.serving.server import find_group_members
+from tests.runtime.cli.first_process import FIRST_PROCESS, find_first, need_namespaces
 
 SUPERVISE = """
 import os, sys
@@ -29,7 +30,6 @@ SLEEP = "time.sleep(60)\n"
 SLEEPER = f"import time; time.sleep(60)  # for {os.getpid()}"
 """Other runs of these tests, at the same time, have sleepers of their own."""
 CHILD = f"subprocess.Popen([sys.executable, '-c', '{SLEEPER}'], start_new_session=True)\n"
-FIRST_PROCESS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 END_S = 10.0
 
 
@@ -139,15 +139,7 @@ def test_what_a_dead_server_leaves_is_ended() -> None:
 
 def test_a_containers_first_process_ends_too() -> None:
     """It has no default signals: what it does not handle is lost."""
-    if subprocess.run([*FIRST_PROCESS, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("needs the right to make a process namespace (root has it)")
+    need_namespaces()
     with supervised(DEAF + SLEEP, before=FIRST_PROCESS) as process:
-        (first,) = [pid for pid in find_group_members(process.pid) if parent_of(pid) == process.pid]
-        os.kill(first, signal.SIGTERM)
+        os.kill(find_first(process.pid), signal.SIGTERM)
         assert process.wait(END_S) == 128 + signal.SIGTERM
-
-
-def parent_of(pid: int) -> int:
-    """Return the parent of a process."""
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    return int(stat.rpartition(")")[2].split()[1])

@@ -34,7 +34,7 @@ def supervise(command: Sequence[str], env: Mapping[str, str]) -> int:
 
     A server that serves is told to end by SIGTERM, whether this process got SIGTERM or SIGINT. One that still starts
     has no answers to finish, so it is killed; so is one that is told for the second time. No process that it started
-    outlives it.
+    outlives it; if this one is killed itself, the server is too, and a container ends the server's own processes.
     """
     hold_signals()
     _control(_PR_SET_CHILD_SUBREAPER, 1)

@@ -92,7 +92,8 @@ def deploy(demo: Demo) -> None:
 def send_burst(url: str, model: str, scenario: Scenario) -> BurstResult:
     """Return the result of the burst, after a few requests that warm the server up.
 
-    On a busy machine a server may answer no reading of its metrics before the burst is over: then it is sent again.
+    A server that takes in so many requests on so few cores may answer a reading of its metrics only when all is over:
+    then the burst is sent again.
     """
     run_burst(url, model, scenario.requests(WARM_UP_SEED)[:NUM_WARM_UP], say, Watch())
     result = run_burst(url, model, scenario.requests(0), say, Watch())

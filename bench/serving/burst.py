@@ -111,13 +111,14 @@ def run_burst(
 async def _run_burst(
     base_url: str, model: str, requests: Sequence[Request], say: Callable[[str], None], watch: Watch
 ) -> BurstResult:
-    async with MetricsReader(base_url) as reader, OpenAIClient(base_url, model, watch.request_timeout_s) as client:
-        before = await reader.snapshot()
-        started_s = time.monotonic()
-        async with Sampler(reader, watch.sample_every_s) as sampler:
-            completions = await _send_all(client, requests, say)
-            wall_s = time.monotonic() - started_s
-        after = await reader.snapshot()
+    with MetricsReader(base_url) as reader:
+        async with OpenAIClient(base_url, model, watch.request_timeout_s) as client:
+            before = reader.snapshot()
+            started_s = time.monotonic()
+            with Sampler(reader, watch.sample_every_s) as sampler:
+                completions = await _send_all(client, requests, say)
+                wall_s = time.monotonic() - started_s
+        after = reader.snapshot()
         calm = await _wait_calm(reader, before, watch, say)
     return BurstResult(completions, wall_s, before, (*sampler.samples, after), after, calm)
 
@@ -148,7 +149,7 @@ async def _wait_calm(reader: MetricsReader, before: Snapshot, watch: Watch, say:
     """The first snapshot with the experts back, or the last one before the wait was given up."""
     started_s = said_s = time.monotonic()
     while True:
-        now = await reader.snapshot()
+        now = reader.snapshot()
         if has_recovered(before, now) or now.at_s - started_s > watch.calm_timeout_s:
             return now
         if now.at_s - said_s >= SAY_EVERY_S:

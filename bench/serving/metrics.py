@@ -3,10 +3,10 @@
 Called by the burst. Only the series that a bench reads are kept.
 """
 
-import asyncio
-import contextlib
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -63,26 +63,27 @@ def parse(text: str, at_s: float) -> Snapshot:
 
 
 class MetricsReader:
-    """Reads one server's /metrics; an async context manager that owns its connection."""
+    """Reads one server's /metrics; a context manager that owns its connections."""
 
     def __init__(self, base_url: str, timeout_s: float = 30.0) -> None:
-        """`timeout_s` bounds each read."""
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout_s, trust_env=False)
+        """`timeout_s` bounds each read; each has a connection of its own, since a server may close one that idles."""
+        once = httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx.Client(base_url=base_url, timeout=timeout_s, trust_env=False, limits=once)
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         """The reader itself."""
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the connection."""
-        await self._http.aclose()
+        """Close the connections."""
+        self._http.close()
 
-    async def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """The series as they are now."""
         try:
-            response = await self._http.get("/metrics/", follow_redirects=True)
+            response = self._http.get("/metrics/", follow_redirects=True)
             response.raise_for_status()
         except httpx.HTTPError as error:
             raise RequestFailed(
@@ -92,30 +93,35 @@ class MetricsReader:
 
 
 class Sampler:
-    """Takes a snapshot every `interval_s` while its `async with` block runs."""
+    """Takes a snapshot every `interval_s` while its `with` block runs.
+
+    In a thread: a loop that has hundreds of answers to read comes to everything else too late.
+    """
 
     def __init__(self, reader: MetricsReader, interval_s: float) -> None:
         """Samples pile up in `samples`, oldest first."""
         self.samples: list[Snapshot] = []
         self._reader = reader
         self._interval_s = interval_s
-        self._task: asyncio.Task[None] | None = None
+        self._is_done = threading.Event()
+        self._threads = ThreadPoolExecutor(1, "sampler")
+        self._sampling: Future[None] | None = None
 
-    async def _run(self) -> None:
-        while True:
-            self.samples.append(await self._reader.snapshot())
-            await asyncio.sleep(self._interval_s)
+    def _run(self) -> None:
+        while not self._is_done.is_set():
+            self.samples.append(self._reader.snapshot())
+            self._is_done.wait(self._interval_s)
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         """Start sampling."""
-        self._task = asyncio.create_task(self._run())
+        self._sampling = self._threads.submit(self._run)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop sampling; a read that failed meanwhile is raised here."""
-        assert self._task is not None
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        assert self._sampling is not None
+        self._is_done.set()
+        self._threads.shutdown()
+        self._sampling.result()

@@ -48,6 +48,23 @@ def test_a_new_limit_does_not_wait_for_metrics() -> None:
     assert len([call for call in bench.kube.calls if call[0] == "patch"]) == 2
 
 
+def test_the_limit_of_a_spec_that_is_refused_holds_nowhere() -> None:
+    """Neither for pods nor in the status, until the API server takes the spec."""
+    bench = Bench(memory=memory_with(limit=16))
+    bench.run()
+    bench.serve()
+    bench.run()
+    bench.edit(memory=memory_with(limit=8))
+    bench.kube.failing["Deployment"] = 422
+    for _ in range(2):
+        bench.run(10)
+        assert bench.condition("ConfigValid") == ("False", "InvalidSpec")
+        assert (bench.limit(), bench.resource["status"]["offloadLimit"]) == ("16", 16)
+    bench.kube.failing.clear()
+    bench.run(10)
+    assert bench.limit() == "8"
+
+
 def test_a_new_pod_gets_the_limit_of_the_last_good_spec() -> None:
     """While the newest spec is invalid, what the status says holds for pods that come, too."""
     bench = Bench(memory=memory_with(limit=16))

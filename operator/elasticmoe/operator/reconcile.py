@@ -82,6 +82,7 @@ class Reconciler:
             return
         spec = _parse(resource)
         observed = self.cluster.observe(resource, spec if isinstance(spec, ElasticMoESpec) else None)
+        spec = self._try(spec, observed)
         # Before the metrics, which may take seconds to come.
         observed = self._limit(observed, _known_limit(spec, observed, show_time(now)), spec)
         observed = replace(observed, samples=self.scrape(observed.workers, observed.coordinators, now.timestamp()))
@@ -92,6 +93,17 @@ class Reconciler:
             return
         self._serve(key, spec, observed, now)
 
+    def _try(self, spec: ElasticMoESpec | SpecError, observed: Observed) -> ElasticMoESpec | SpecError:
+        """Return the spec, or what of it the API server would not take: then no part of it holds, nor its limit."""
+        if isinstance(spec, SpecError) or _was_taken(observed):
+            return spec
+        try:
+            for manifest in build_desired(observed.identity, spec, self.images):  # also what may be withheld now
+                self.cluster.apply(manifest, is_trial=True)
+        except (ForeignObjectError, RefusedObjectError) as error:
+            return _refusal(error)
+        return spec
+
     def _serve(self, key: Key, spec: ElasticMoESpec, observed: Observed, now: datetime) -> None:
         """Apply the children of a valid spec and its limit, then tell."""
         tuned = self._tune(key, spec, observed, now)
@@ -99,17 +111,11 @@ class Reconciler:
         is_withheld = would_end_serving(observed, need_bytes)
         verdict = Verdict(spec, tuned.limit, dump_tuned(tuned) if _is_tuning(spec) else None, is_withheld)
         desired = build_desired(observed.identity, spec, self.images)
-        step = next_step(desired, observed, need_bytes)
         try:
-            if not _was_taken(observed):  # of a spec that is refused in one part, no part is applied
-                for manifest in desired:  # withheld ones too: later they would be taken for tried
-                    self.cluster.apply(manifest, is_trial=True)
-            for manifest in step:
+            for manifest in next_step(desired, observed, need_bytes):
                 observed = observed.after(self.cluster.apply(manifest))
-        except ForeignObjectError as error:
-            verdict = replace(verdict, spec=SpecError("metadata.name", str(error)))
-        except RefusedObjectError as error:
-            verdict = replace(verdict, spec=SpecError(error.field, str(error)))
+        except (ForeignObjectError, RefusedObjectError) as error:
+            verdict = replace(verdict, spec=_refusal(error))
         self._limit(observed, tuned.limit, spec)
         self._report(observed, verdict, now)
         for entry in added(load_tuned(observed.previous_status), tuned):
@@ -170,6 +176,10 @@ def _parse(resource: Object) -> ElasticMoESpec | SpecError:
     if num_experts is None or status.get("countedModel") != spec.model.uri:
         return spec
     return find_misfit(spec.memory.expert_offload, num_experts) or spec
+
+
+def _refusal(error: ForeignObjectError | RefusedObjectError) -> SpecError:
+    return SpecError("metadata.name" if isinstance(error, ForeignObjectError) else error.field, str(error))
 
 
 def _was_taken(observed: Observed) -> bool:

@@ -18,7 +18,7 @@ ENV_SERVING_FD: Final = "ELASTICMOE_SERVING_FD"
 """Names the descriptor that the server writes to when it serves: from then on it ends by itself."""
 _ASKED_TO_END: Final = (signal.SIGTERM, signal.SIGINT)
 _HEARD: Final = {*_ASKED_TO_END, signal.SIGCHLD}
-_CLEANED_WITHIN_S: Final = 2.0
+_CLEANED_WITHIN_S: Final = 10.0
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 

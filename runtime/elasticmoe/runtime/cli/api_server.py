@@ -9,6 +9,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from elasticmoe.runtime.cli.supervise import begin_supervised, tell_serving
 from elasticmoe.runtime.contract.names import ENV_REFUSAL_FILE
+from elasticmoe.runtime.errors import ElasticMoEError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,13 +23,19 @@ def main(words: Sequence[str]) -> int:
     begin_supervised()
     try:
         _serve(words)
+    except ElasticMoEError as error:
+        return _refuse(str(error))
     except RuntimeError:
-        refusal = Path(os.environ[ENV_REFUSAL_FILE])
+        refusal = Path(os.environ[ENV_REFUSAL_FILE])  # by a process of vLLM's
         if not refusal.exists():
             raise
-        print(f"elasticmoe: {refusal.read_text(encoding='utf-8')}", file=sys.stderr)
-        return _USAGE_ERROR
+        return _refuse(refusal.read_text(encoding="utf-8"))
     return 0
+
+
+def _refuse(sentence: str) -> int:
+    print(f"elasticmoe: {sentence}", file=sys.stderr)
+    return _USAGE_ERROR
 
 
 def _serve(words: Sequence[str]) -> None:

@@ -77,10 +77,6 @@ class Loop:
             self._woken.discard(key)
             await asyncio.to_thread(self._reconcile, key)
 
-    async def resync(self, clock: Callable[[], float]) -> None:
-        """List all resources and reconcile each, a few at once; one that fails is logged and comes again."""
-        await self._pass_over(await self._list(clock))
-
     async def run(self, clock: Callable[[], float]) -> None:
         """Resync until cancelled. Lists keep their pace, however long the passes take, for the watch's age."""
         passes: asyncio.Task[None] | None = None
@@ -104,7 +100,7 @@ class Loop:
         return listed.keys
 
     async def _pass_over(self, keys: Iterable[Key]) -> None:
-        """Reconcile each, a few at once."""
+        """Reconcile each, a few at once; one that fails is logged and comes again."""
         places = asyncio.Semaphore(AT_ONCE)
 
         async def one(key: Key) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
+from elasticmoe.runtime.cli.refuse import refuse
 from elasticmoe.runtime.cli.supervise import begin_supervised, tell_serving
 from elasticmoe.runtime.contract.names import ENV_REFUSAL_FILE
 from elasticmoe.runtime.errors import ElasticMoEError
@@ -15,7 +16,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 CLOSE_WITHIN_S: Final = 5
 """Time that open answers get once the engine has ended."""
-_USAGE_ERROR: Final = 2
 
 
 def main(words: Sequence[str]) -> int:
@@ -24,18 +24,13 @@ def main(words: Sequence[str]) -> int:
     try:
         _serve(words)
     except ElasticMoEError as error:
-        return _refuse(str(error))
+        return refuse(str(error))
     except RuntimeError:
         refusal = Path(os.environ[ENV_REFUSAL_FILE])  # by a process of vLLM's
         if not refusal.exists():
             raise
-        return _refuse(refusal.read_text(encoding="utf-8"))
+        return refuse(refusal.read_text(encoding="utf-8"))
     return 0
-
-
-def _refuse(sentence: str) -> int:
-    print(f"elasticmoe: {sentence}", file=sys.stderr)
-    return _USAGE_ERROR
 
 
 def _serve(words: Sequence[str]) -> None:

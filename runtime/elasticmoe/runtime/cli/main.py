@@ -9,12 +9,10 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Final
 
 from elasticmoe.runtime.cli import coordinator, make_model, plan, profile
+from elasticmoe.runtime.cli.refuse import refuse
 from elasticmoe.runtime.errors import ElasticMoEError
-
-_USAGE_ERROR: Final = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,8 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except ElasticMoEError as error:
-        print(f"elasticmoe: {error}", file=sys.stderr)
-        return _USAGE_ERROR
+        return refuse(str(error))
 
 
 def _end(number: int, _: FrameType | None) -> None:

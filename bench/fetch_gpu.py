@@ -3,8 +3,9 @@
     python -m bench.fetch_gpu                      # writes bench/results/fetch-h200.json
     python -m bench.fetch_gpu --batches 64 --ahead 1 --out FILE.json
 
-The result: `engine_gb_s`, the copy engine's; `kernel`, the fetch kernel's by launch; `list_us`, the time of a list by
-tokens; `rows`, steps by batch, routing, layers ahead and thread blocks (bench/fetch/forward.py says what a step is).
+The result: `engine_gb_s`, the copy engine's; `kernel`, the fetch kernel's by launch; `idle_us`, what a fetch of nothing
+takes by tokens; `rows`, steps by batch, routing, layers ahead and thread blocks: bench/fetch/forward.py says what a
+step is.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import torch
 
 from bench.fetch import copies
 from bench.fetch.forward import Case, syncs_per_call, time_case
-from bench.fetch.lists import list_us
+from bench.fetch.idle import idle_us
 from bench.fetch.setup import make_experts
 from bench.kernel_gpu import meta
 
@@ -34,8 +35,8 @@ def main() -> None:
     """Run what the command line says; what has been measured is written after each step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--batches", type=_numbers, default=[1, 16, 64, 256])
-    parser.add_argument("--ahead", type=_numbers, default=[1, 2, 4], help="layers that fetches start ahead")
+    parser.add_argument("--batches", type=_numbers, default=[1, 16, 32, 64, 128, 256])
+    parser.add_argument("--ahead", type=_numbers, default=[0, 1, 2], help="layers that fetches start ahead")
     parser.add_argument("--offloaded", type=_numbers, default=[10], help="experts of each layer")
     args = parser.parse_args()
     result: dict[str, Any] = {"meta": meta()}
@@ -58,14 +59,15 @@ def measure(args: argparse.Namespace, result: dict[str, Any]) -> Iterator[None]:
     for blocks, tuning in best.items():
         gb_s = max(row["gb_s"] for row in result["kernel"] if row["blocks"] == blocks)
         print(f"{blocks} blocks {gb_s} GB/s with {tuning}", flush=True)
-    result["list_us"] = list_us(experts)
-    print(f"list {result['list_us']} us", flush=True)
+    fastest = best[max(best, key=lambda blocks: max(r["gb_s"] for r in result["kernel"] if r["blocks"] == blocks))]
+    result["idle_us"] = idle_us(experts)
+    print(f"idle {result['idle_us']} us", flush=True)
     result["rows"] = []
     yield
     for case in itertools.starmap(
         Case, itertools.product(args.batches, ("skewed", "flat"), args.ahead, args.offloaded)
     ):
-        rows = time_case(experts, case, list(best.values()))
+        rows = time_case(experts, case, [fastest])
         result["rows"] += rows
         for row in rows:
             print(row, flush=True)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from bench.fetch.setup import SHAPE, Experts
-from elasticmoe.kernels.fetch import Needed, Tuning, fetch, list_needed
+from elasticmoe.kernels.fetch import Tuning, fetch_needed
 from elasticmoe.runtime.units import ExpertKey
 
-BLOCKS = (1, 2, 4, 8)
-CHUNKS = (16384, 32768, 65536, 131072)
-WARPS = (4, 8, 16, 32)
-STAGES = (1, 2, 3, 4)
+BLOCKS = (2, 4, 8)
+CHUNKS = (16384, 32768, 65536)
+WARPS = (4, 8, 16)
+STAGES = (1, 3)
 VECTORS = (4, 16)
 """The fewest and the most 16-byte loads that a thread has in flight in one stage."""
 SHARED_BYTES = 224 * 1024
@@ -51,32 +51,29 @@ def expert_copies_gb_s(experts: Experts, num_experts: int) -> float:
 
 
 def kernel_rows(experts: Experts) -> Iterator[dict[str, Any]]:
-    """Rows of {blocks, chunk_bytes, num_warps, num_stages, gb_s}: a list as long as the first loading buffer."""
-    needed = list_of(experts, len(experts.buffers[0]))
+    """Rows of {blocks, chunk_bytes, num_warps, num_stages, gb_s}: as many experts as the first loading buffer holds."""
     for num_blocks in BLOCKS:
         for tuning in tunings(num_blocks):
             yield {
                 "blocks": num_blocks, "chunk_bytes": tuning.chunk_bytes, "num_warps": tuning.num_warps,
-                "num_stages": tuning.num_stages, "gb_s": kernel_gb_s(experts, needed, tuning),
+                "num_stages": tuning.num_stages, "gb_s": kernel_gb_s(experts, tuning),
             }  # fmt: skip
 
 
-def kernel_gb_s(experts: Experts, needed: Needed, tuning: Tuning) -> float:
+def kernel_gb_s(experts: Experts, tuning: Tuning) -> float:
     """Of one fetch; checks that every byte arrived."""
-    masters, size = experts.masters(0), experts.pool.layout.matrix_bytes
-    pages = needed.pages[: int(needed.count)].flatten().long()
+    num, size = len(experts.buffers[0]), experts.pool.layout.matrix_bytes
+    ids = torch.arange(num, dtype=torch.int32, device="cuda").view(1, -1)
+    resident = torch.zeros(SHAPE.num_experts, dtype=torch.bool, device="cuda")
+    table = experts.tables[0].clone()
+    table[:num] = experts.buffers[0]
+    operands = ids, table, resident, experts.masters(0), experts.storage, size
+    pages = experts.buffers[0].flatten().long()
     experts.arena[pages] = 0
-    gb_s = _gb_s(len(pages) * size, lambda: fetch(needed, 0, masters, experts.storage, size, tuning))
-    own = experts.tables[0, needed.experts[: int(needed.count)].long()].flatten().long()
+    gb_s = _gb_s(len(pages) * size, lambda: fetch_needed(*operands, tuning=tuning))
+    own = experts.tables[0, :num].flatten().long()
     assert torch.equal(experts.arena[pages], experts.arena[own]), f"wrong bytes with {tuning}"
     return gb_s
-
-
-def list_of(experts: Experts, num_experts: int) -> Needed:
-    """The list of so many experts of the first layer."""
-    ids = torch.arange(num_experts, dtype=torch.int32, device="cuda").view(1, -1)
-    resident = torch.zeros(SHAPE.num_experts, dtype=torch.bool, device="cuda")
-    return list_needed(ids, experts.tables[0], resident, experts.buffers[0])
 
 
 def best_tunings(rows: list[dict[str, Any]]) -> dict[int, Tuning]:

@@ -1,11 +1,11 @@
 """A synthetic decode step of Qwen3-30B-A3B's shape in one CUDA graph, with fetches on a forked stream.
 
 A layer is what the model has at a batch's size but for the attention itself: the projections before and after it, the
-residual adds, and the paged MoE. Its routing is given. With fetches, at the gate of layer l the side stream is given
-the list of layer l + ahead, of the routing that will come, as from a perfect predictor, and works it off. At its own
-gate a layer waits for its list, makes another of what it really needs, and fetches what is missing: nothing, but both
-are launched. No list is made before the first gate. There is a loading buffer more than layers are looked ahead.
-Shapes: T tokens, N experts, K top-k, S slots, d hidden.
+residual adds, and the paged MoE. Its routing is given. A layer's fetch starts at its gate, and what it brings is
+computed after the residents, as in the engine. Looking ahead, the side stream is also given, at the gate of layer l,
+what layer l + ahead will route to, as from a perfect predictor; a layer's own fetch then finds nothing to do, but both
+are launched. There is a loading buffer more than layers are looked ahead. Shapes: T tokens, N experts, K top-k,
+S slots, d hidden.
 """
 
 import statistics
@@ -18,8 +18,8 @@ import torch
 
 from bench.fetch.setup import SHAPE, Experts, route_layer
 from bench.kernel.timing import capture, interleaved_us
-from elasticmoe.kernels.fetch import Needed, Tuning, fetch, list_needed
-from elasticmoe.kernels.launch import paged_moe
+from elasticmoe.kernels.fetch import NUM_TOTALS, Counts, Tuning, fetch_needed, stamp
+from elasticmoe.kernels.launch import Late, paged_moe
 
 NUM_LAYERS = 48
 QKV, HEADS = 5120, 4096
@@ -38,6 +38,7 @@ class Case:
     routing: str
     """`skewed` or `flat`."""
     ahead: int
+    """Layers; 0: each layer's fetch starts at its own gate."""
     num_offloaded: int
     """Experts of each layer, and slots of each buffer."""
 
@@ -54,63 +55,61 @@ class Step:
         self._hidden = torch.randn((case.batch, SHAPE.d), generator=gen, device="cuda").bfloat16()
         self._qkv = torch.randn((len(experts.tables), SHAPE.d, QKV), generator=gen, device="cuda").bfloat16() * 0.005
         self._out = torch.randn((len(experts.tables), HEADS, SHAPE.d), generator=gen, device="cuda").bfloat16() * 0.005
-        self._side = torch.cuda.Stream()
+        self._side = torch.cuda.Stream(priority=-1)
         self.output = self._hidden
         """[T, d], of the last forward."""
-        self._kept: list[Needed] = []
-        """Lists that a stream other than the one that made them may still read."""
+        self._held = torch.zeros((NUM_LAYERS, SHAPE.num_experts), dtype=torch.bool, device="cuda")
+        sizes = SHAPE.num_experts, NUM_TOTALS, 2
+        self._counts = Counts(*(torch.zeros(size, dtype=torch.int64, device="cuda") for size in sizes))
+        self._rows = [self._with_slots(layer) for layer in range(NUM_LAYERS)]
 
     def resident(self) -> None:
         """Compute the step with every expert in its own pages."""
         hidden = self._hidden
         for layer in range(NUM_LAYERS):
-            hidden = self._experts_of(layer, self._attend(layer, hidden), self._table(layer))
+            hidden = self._experts_of(layer, self._attend(layer, hidden), self._table(layer), None)
         self.output = hidden
 
     def fetching(self, tuning: Tuning) -> None:
         """Compute the same, fetching on the side stream."""
-        self._kept.clear()
-        main, ahead = torch.cuda.current_stream(), self._case.ahead
-        hidden, started = self._hidden, dict[int, tuple[Needed, torch.cuda.Event]]()
+        ahead, hidden = self._case.ahead, self._hidden
         for layer in range(NUM_LAYERS):
             hidden = self._attend(layer, hidden)
-            for later in range(layer + ahead if layer else 0, min(layer + ahead + 1, NUM_LAYERS)):
-                started[later] = self._start(later, tuning)
-            predicted, done = started.pop(layer)
-            main.wait_event(done)
-            needed = self._list(layer, before=predicted)
-            self._fetch(layer, needed, tuning)
-            hidden = self._experts_of(layer, hidden, needed.table)
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                self._fetch(layer, tuning)
+                done = self._side.record_event()
+                if ahead:
+                    for later in range(layer + ahead if layer else 1, min(layer + ahead + 1, NUM_LAYERS)):
+                        self._fetch(later, tuning, is_ahead=True)
+            late = Late(self.routed[layer].resident, partial(self._join, done))
+            hidden = self._experts_of(layer, hidden, self._rows[layer], late)
+        torch.cuda.current_stream().wait_stream(self._side)
         self.output = hidden
 
     def fetches(self, tuning: Tuning) -> None:
-        """Work off the lists of all layers, and nothing else; they have been made by `lists`."""
-        for layer, needed in enumerate(self._kept):
-            self._fetch(layer, needed, tuning)
+        """Fetch for all layers, and nothing else."""
+        self._held.zero_()
+        for layer in range(NUM_LAYERS):
+            self._fetch(layer, tuning)
 
-    def lists(self) -> None:
-        """Make the lists of all layers."""
-        self._kept[:] = [self._list(layer) for layer in range(NUM_LAYERS)]
+    def _fetch(self, layer: int, tuning: Tuning, *, is_ahead: bool = False) -> None:
+        experts, routed = self._experts, self.routed[layer]
+        fetch_needed(
+            routed.topk_ids, self._rows[layer], routed.resident, experts.masters(layer), experts.storage,
+            experts.pool.layout.matrix_bytes, held=self._held[layer], is_ahead=is_ahead,
+            counts=None if is_ahead else self._counts, tuning=tuning,
+        )  # fmt: skip
 
-    def _start(self, layer: int, tuning: Tuning) -> tuple[Needed, torch.cuda.Event]:
-        """Fetch for a layer beside what is computed: its buffer's last reader has been launched before."""
-        self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
-            needed = self._list(layer)
-            self._fetch(layer, needed, tuning)
-        return needed, self._side.record_event()
+    def _join(self, done: torch.cuda.Event) -> None:
+        stamp(self._counts)
+        torch.cuda.current_stream().wait_event(done)
 
-    def _list(self, layer: int, before: Needed | None = None) -> Needed:
-        routed, slots = self.routed[layer], self._experts.buffers[layer % (self._case.ahead + 1)]
-        needed = list_needed(
-            routed.topk_ids, self._table(layer), routed.resident, slots[: self._case.num_offloaded], before=before
-        )
-        self._kept.append(needed)
-        return needed
-
-    def _fetch(self, layer: int, needed: Needed, tuning: Tuning) -> None:
-        experts = self._experts
-        fetch(needed, 0, experts.masters(layer), experts.storage, experts.pool.layout.matrix_bytes, tuning)
+    def _with_slots(self, layer: int) -> torch.Tensor:
+        """The layer's table with its offloaded experts in the slots of its loading buffer."""
+        rows, away = self._table(layer).clone(), ~self.routed[layer].resident
+        rows[away] = self._experts.buffers[layer % (self._case.ahead + 1)][: int(away.sum())]
+        return rows
 
     def _table(self, layer: int) -> torch.Tensor:
         return self._experts.tables[layer % len(self._experts.tables)]
@@ -119,9 +118,9 @@ class Step:
         kind = layer % len(self._qkv)
         return hidden + (hidden @ self._qkv[kind])[:, :HEADS] @ self._out[kind]
 
-    def _experts_of(self, layer: int, hidden: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def _experts_of(self, layer: int, hidden: torch.Tensor, table: torch.Tensor, late: Late | None) -> torch.Tensor:
         routed, views = self.routed[layer], self._experts.views
-        return hidden + paged_moe(hidden, routed.topk_weights, routed.topk_ids, *views, table)
+        return hidden + paged_moe(hidden, routed.topk_weights, routed.topk_ids, *views, table, late=late)
 
 
 def time_case(experts: Experts, case: Case, tunings: Sequence[Tuning]) -> list[dict[str, Any]]:
@@ -136,7 +135,6 @@ def time_case(experts: Experts, case: Case, tunings: Sequence[Tuning]) -> list[d
         _empty(experts)
         graph.replay()
         assert torch.equal(step.output, want), f"fetched experts gave other bits: {case} {tuning}"
-        step.lists()
         alone = capture([partial(step.fetches, tuning)])
         times = [statistics.median(runs) for runs in interleaved_us((base, graph, alone), 1, REPEATS)]
         num_needed = sum(routed.num_needed for routed in step.routed)

@@ -30,7 +30,7 @@ class ResidentExperts(Experts):
                 first = (layer * layout.num_experts + expert) * MATRICES
                 rows = [first + matrix for matrix in range(MATRICES)]
                 self.table.point(ExpertKey(layer, expert), rows, is_resident=True)
-                self._copy_in(ExpertKey(layer, expert), rows)
+                self._copy_in(ExpertKey(layer, expert))
         self.table.send()
 
     def apply(self, delta: PageDelta) -> None:

@@ -46,7 +46,7 @@ def test_waits_count_that_began_within_the_steps_and_copies_to_the_host_whenever
 def test_only_launches_that_fit_the_device_are_tried(blocks: int) -> None:
     """At most eight blocks, 1,024 threads, what a thread's registers hold, and what the shared memory holds."""
     tried = list(tunings(blocks))
-    assert len(tried) > 20
+    assert len(tried) >= 10
     for tuning in tried:
         assert tuning.num_blocks == blocks <= MAX_BLOCKS
         assert tuning.num_warps * 32 <= 1024

@@ -22,14 +22,15 @@ def read_shape(model: Path) -> ModelShape:
     return parse_model_shape(config["architectures"], config)
 
 
-def read_tiers(model: Path, block_size: int) -> Tiers:
-    """Return the page sizes of a checkpoint served in float32."""
+def read_tiers(model: Path, block_size: int, itemsize: int = ITEMSIZE) -> Tiers:
+    """Return the page sizes of a checkpoint served in float32, or in the dtype of `itemsize` bytes."""
     config = read_config(model)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    token_bytes = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_dim * ITEMSIZE
-    return fit_tiers(read_shape(model).matrix_bytes(ITEMSIZE), token_bytes * block_size)
+    token_bytes = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_dim * itemsize
+    return fit_tiers(read_shape(model).matrix_bytes(itemsize), token_bytes * block_size)
 
 
-def arena_bytes(model: Path, block_size: int, kv_blocks: int) -> int:
+def arena_bytes(model: Path, block_size: int, kv_blocks: int, itemsize: int = ITEMSIZE) -> int:
     """Return an arena that holds every expert and `kv_blocks` blocks."""
-    return read_shape(model).expert_bytes_total(ITEMSIZE) + kv_blocks * read_tiers(model, block_size).block_bytes
+    tiers = read_tiers(model, block_size, itemsize)
+    return read_shape(model).expert_bytes_total(itemsize) + kv_blocks * tiers.block_bytes

@@ -74,3 +74,12 @@ def test_each_is_refused_by_name(
         setup.prepare(served, config)
     assert flag in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_fetches_by_a_device_that_cannot_are_refused(served: Any) -> None:
+    """On a CPU `fetch: device` is refused by name; left out, the host drives, eagerly."""
+    from elasticmoe.runtime.engine import setup
+
+    with pytest.raises(ElasticMoEError, match="fetch: device needs an NVIDIA GPU, this is cpu; use host"):
+        setup.prepare(served, RuntimeConfig(arena_bytes=ARENA_BYTES, fetch="device"))
+    assert setup.fetch_kind(RuntimeConfig(arena_bytes=ARENA_BYTES)) == "host"

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.vllm
 
 def make_report(**counts: Any) -> Any:
     """Return a worker's report."""
-    from elasticmoe.runtime.device.experts import StepReport
+    from elasticmoe.runtime.device.report import StepReport
 
     fields = {"routed_resident": 0, "missed": 0, "planned": 0, "exposed_s": 0.0, "copied_bytes": 0, "copy_s": 0.0}
     return StepReport(routed=np.zeros((1, 1)), **(fields | counts))

@@ -1,54 +1,99 @@
-"""The fetch kernels against the reference on the CPU; `test_interpreted` runs this file in Triton's interpreter."""
+"""The fetch kernel against the reference on the CPU; `test_interpreted` runs this file in Triton's interpreter."""
 
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elasticmoe.kernels import fetch as kernels
 from elasticmoe.kernels import reference
-from elasticmoe.kernels.fetch import Masters, Tuning
-from elasticmoe.kernels.launch import paged_moe
-from tests.kernels.fetch_cases import Layer, as_lists, layers, make_layer
+from elasticmoe.kernels.fetch import (
+    COPIED,
+    COPY_NS,
+    EXPOSED_NS,
+    HITS,
+    NUM_TOTALS,
+    Counts,
+    Masters,
+    Tuning,
+    fetch_needed,
+)
+from tests.kernels.fetch_cases import Layer, layers, make_layer
 
 pytestmark = [
     # Triton's interpreter turns arrays of one element into numbers in a way that NumPy is about to drop.
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning"),
-    # Rows that pad a block hold whatever the memory held; they are multiplied, and never stored.
-    pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning"),
 ]
+E, GRANULE = 16, 32
 
 
-@example(make_layer([[0, 3], [3, 0], [0, -1]], [False] * 4, alive=4), False, torch.int32)
-@example(make_layer([[0, 1]], [True] * 3, alive=1), True, torch.int32)
-@example(make_layer([[-1, -1]], [False] * 3, alive=3), True, torch.int32)
-@example(make_layer([[4, 2, 0], [1, 3, 5]], [False] * 5, alive=2, num_dead=1), False, torch.int32)
-@example(make_layer([[4, 2]], [False] * 5, alive=2, predicted=[[0, 4]]), True, torch.int32)
-@example(make_layer([[0, 1, 2]], [False] * 3, alive=2), True, torch.int32)
-@given(layers(min_alive=0), st.booleans(), st.sampled_from([torch.int32, torch.int64]))
-def test_the_list_and_its_rounds_are_the_references(layer: Layer, is_ahead: bool, dtype: torch.dtype) -> None:  # noqa: FBT001
-    """Duplicates, padding, all or none resident, more than the slots hold, with or without a list made ahead."""
-    ids, state = layer.ids.to(dtype), (layer.table, layer.resident, layer.slots)
-    before = kernels.list_needed(layer.predicted, *state) if is_ahead else None
-    got = kernels.list_needed(ids, *state, rounds=layer.rounds, before=before)
-    want_before = reference.list_needed(layer.predicted, *state) if is_ahead else None
-    want = reference.list_needed(ids, *state, rounds=layer.rounds, before=want_before)
-    assert as_lists(got) == as_lists(want)
-    for index in range(layer.rounds):
-        masked = kernels.round_ids(ids, got, index)
-        assert masked.dtype == torch.int32
-        assert masked.tolist() == reference.round_ids(ids, want, index).tolist()
+def _counts(num_experts: int) -> Counts:
+    return Counts(*(torch.zeros(size, dtype=torch.int64) for size in (num_experts, NUM_TOTALS, 2)))
+
+
+def _bytes(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def _as_count(num_tokens: int) -> torch.Tensor:
+    return torch.tensor([num_tokens], dtype=torch.int32)
+
+
+@example(make_layer([[0, 3], [3, 0], [0, -1]], [False] * 4), torch.int32)
+@example(make_layer([[-1, -1]], [False] * 3), torch.int64)
+@example(make_layer([[0, 1], [1, 2]], [True, False, False], num_tokens=1), torch.int32)
+@given(layers(), st.sampled_from([torch.int32, torch.int64]))
+def test_what_is_copied_and_counted_is_what_the_reference_says(layer: Layer, dtype: torch.dtype) -> None:
+    """Duplicates, padding, ids that are nobody's, all or none resident; counts add up over two calls."""
+    n, ids = len(layer.resident), layer.ids.to(dtype)
+    masters, want = _bytes(n, 3, E), _bytes(3 * n * GRANULE, seed=1)
+    got, counts = want.clone(), _counts(n)
+    state = (layer.table, layer.resident)
+    copied = reference.fetch_needed(ids, *state, masters, want, GRANULE, layer.num_tokens)
+    for _ in range(2):
+        fetch_needed(
+            ids, *state, Masters(masters.data_ptr(), E), got, GRANULE, num_tokens=_as_count(layer.num_tokens),
+            counts=counts, tuning=Tuning(3, 64, 1),
+        )  # fmt: skip
+    assert torch.equal(got, want)
+    real = [e for row in ids[: layer.num_tokens].tolist() for e in row if 0 <= e < n]
+    assert counts.routed.tolist() == [2 * real.count(e) for e in range(n)]
+    totals = counts.totals.tolist()
+    assert totals[HITS] == 2 * sum(bool(layer.resident[e]) for e in real)
+    assert totals[COPIED] == 2 * len(copied)
+    assert totals[COPY_NS] == totals[EXPOSED_NS] == 0  # the interpreter has no clock
 
 
 @pytest.mark.parametrize("tokens", [1, 341, 700])
-def test_a_batch_of_more_than_one_tile_is_listed_whole(tokens: int) -> None:
-    """Experts that only the first or the last pair names are in the list, though tiles are looked at in turns."""
+def test_a_batch_of_more_than_one_tile_is_seen_whole(tokens: int) -> None:
+    """Experts that only the first or the last pair names are copied, though tiles are looked at in turns."""
     ids = torch.full((tokens, 3), 4, dtype=torch.int32)
     ids[0, 0], ids[-1, -1] = 2, 6
-    layer = make_layer(ids.tolist(), [False] * 4 + [True] * 3, alive=2)
-    layer.resident[6] = False
-    state = (layer.table, layer.resident, layer.slots)
-    assert kernels.list_needed(ids, *state).experts[:2].tolist() == [2, 6]
+    layer = make_layer(ids.tolist(), [False] * 4 + [True] * 2 + [False])
+    counts, masters = _counts(7), _bytes(7, 3, E)
+    storage = torch.zeros(21 * GRANULE, dtype=torch.uint8)
+    fetch_needed(ids, layer.table, layer.resident, Masters(masters.data_ptr(), E), storage, GRANULE, counts=counts)
+    for expert in (2, 6):
+        start = int(layer.table[expert, 1]) * GRANULE
+        assert torch.equal(storage[start : start + E], masters[expert, 1])
+    assert counts.totals[COPIED] == 2
+    assert counts.routed.sum() == 3 * tokens
+
+
+def test_what_was_fetched_ahead_is_not_copied_again() -> None:
+    """A prediction's call notes its experts; the real one copies the rest, and a new prediction forgets the old."""
+    layer = make_layer([[0, 2], [3, 2]], [False, False, False, True])
+    held = torch.tensor([False, True, False, False])
+    masters, storage = _bytes(4, 3, E), torch.zeros(12 * GRANULE, dtype=torch.uint8)
+    where = (Masters(masters.data_ptr(), E), storage, GRANULE)
+    predicted = torch.tensor([[2, 3]], dtype=torch.int32)
+    fetch_needed(predicted, layer.table, layer.resident, *where, held=held, is_ahead=True)
+    assert held.tolist() == [False, False, True, False]
+    counts = _counts(4)
+    fetch_needed(layer.ids, layer.table, layer.resident, *where, held=held, counts=counts)
+    assert counts.totals[COPIED] == 1
+    for expert, is_there in enumerate((True, False, True, False)):
+        start = int(layer.table[expert, 0]) * GRANULE
+        assert torch.equal(storage[start : start + E], masters[expert, 0]) == is_there
 
 
 SIZES = {
@@ -66,65 +111,36 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("blocks", [1, 3, 8])
 def test_bytes_are_copied_exactly(name: str, blocks: int) -> None:
-    """Sizes, alignments and grids of all kinds: the rounds' pages have the masters' bytes, no other byte changes."""
+    """Sizes, alignments and grids of all kinds: the rows' pages have the masters' bytes, no other byte changes."""
     matrix, granule, off = SIZES[name]
-    layer = make_layer([[0, 4, 2], [1, 4, 3]], [False, True, False, False, False], alive=3, num_dead=1)
-    needed = reference.list_needed(layer.ids, layer.table, layer.resident, layer.slots, rounds=2)
-    gen = torch.Generator().manual_seed(matrix)
-    host = torch.randint(0, 256, (off + 5 * 3 * matrix,), dtype=torch.uint8, generator=gen)
-    masters = Masters(host.data_ptr() + off, matrix)
-    for index in range(2):
-        got = torch.randint(0, 256, (3 * 9 * granule,), dtype=torch.uint8, generator=gen)
-        want = got.clone()
-        kernels.fetch(needed, index, masters, got, granule, Tuning(blocks, 64, 1))
-        reference.fetch(needed, index, host[off:].view(5, 3, matrix), want, granule)
-        assert torch.equal(got, want)
+    layer = make_layer([[0, 4, 2], [1, 4, 3]], [False, True, False, False, False])
+    host, want = _bytes(off + 5 * 3 * matrix), _bytes(3 * 5 * granule, seed=1)
+    got, state = want.clone(), (layer.ids, layer.table, layer.resident)
+    reference.fetch_needed(*state, host[off:].view(5, 3, matrix), want, granule)
+    fetch_needed(*state, Masters(host.data_ptr() + off, matrix), got, granule, tuning=Tuning(blocks, 64, 1))
+    assert torch.equal(got, want)
 
 
-def test_an_empty_list_copies_nothing() -> None:
-    """With all that is routed resident the kernel reads no master: here there is none."""
-    layer = make_layer([[0, 1], [1, -1]], [True, True, False], alive=1)
-    needed = kernels.list_needed(layer.ids, layer.table, layer.resident, layer.slots)
-    storage = torch.arange(12 * 16, dtype=torch.uint8)
-    kernels.fetch(needed, 0, Masters(0, 16), storage, 16)
-    assert torch.equal(storage, torch.arange(12 * 16, dtype=torch.uint8))
-
-
-@pytest.mark.parametrize("alive", [2, 6])
-def test_fetched_experts_compute_what_resident_ones_do(alive: int) -> None:
-    """List, fetch and paged MoE, round by round, sum to the output of a layer with every expert resident."""
-    f, d, n, tokens = 8, 16, 7, 5
-    gen = torch.Generator().manual_seed(alive)
-    weights, ids = torch.randn((tokens, n), generator=gen).softmax(-1).topk(3)
-    layer = make_layer(ids.tolist(), [True] + [False] * (n - 1), alive=alive)
-    masters = torch.randn((n, 3, f * d), generator=gen)
-    hidden = torch.randn((tokens, d), generator=gen)
-    arena = torch.full((3 * (n + alive), f * d), float("nan"))
-    arena[layer.table[0].long()] = masters[0]
-    views = arena.view(-1, f, d), arena.view(-1, d, f)
-    needed = kernels.list_needed(layer.ids, layer.table, layer.resident, layer.slots, rounds=layer.rounds)
-    total = torch.zeros_like(hidden)
-    for index in range(layer.rounds):
-        storage = arena.view(torch.uint8).view(-1)
-        kernels.fetch(needed, index, Masters(masters.data_ptr(), f * d * 4), storage, f * d * 4)
-        round_ids = kernels.round_ids(layer.ids, needed, index)
-        total += paged_moe(hidden, weights.contiguous(), round_ids, *views, needed.table)
-    everything = torch.arange(3 * n, dtype=torch.int32).view(n, 3)
-    pages = masters.view(-1, f, d), masters.view(-1, d, f)
-    want = reference.paged_moe(hidden, weights, layer.ids, *pages, everything)
-    torch.testing.assert_close(total, want, atol=1e-5, rtol=1e-5)
+def test_with_all_that_is_routed_resident_no_master_is_read() -> None:
+    """Here there is none to read."""
+    layer = make_layer([[0, 1], [1, -1]], [True, True, False])
+    storage = torch.arange(9 * 16, dtype=torch.uint8)
+    fetch_needed(layer.ids, layer.table, layer.resident, Masters(0, 16), storage, 16)
+    assert torch.equal(storage, torch.arange(9 * 16, dtype=torch.uint8))
 
 
 def test_operands_that_would_be_misread_are_refused() -> None:
-    """Before anything is launched: types and layouts that the kernels don't take, and more thread blocks than eight."""
-    layer = make_layer([[0, 1], [1, 0]], [False, False], alive=2)
-    state = (layer.table, layer.resident, layer.slots)
-    needed = kernels.list_needed(layer.ids, *state)
+    """Before anything is launched: types and layouts that the kernel doesn't take, and more than eight thread blocks."""
+    layer = make_layer([[0, 1], [1, 0]], [False, False])
+    storage = torch.zeros(96, dtype=torch.uint8)
     with pytest.raises(AssertionError, match="strides"):
-        kernels.list_needed(layer.ids.t(), *state)
+        fetch_needed(layer.ids.t(), layer.table, layer.resident, Masters(0, 16), storage, 16)
     with pytest.raises(AssertionError, match="int64"):
-        kernels.list_needed(layer.ids, layer.table.long(), *state[1:])
-    with pytest.raises(AssertionError, match="arena of"):
-        kernels.fetch(needed, 0, Masters(0, 16), torch.zeros(4), 16)
+        fetch_needed(layer.ids, layer.table.long(), layer.resident, Masters(0, 16), storage, 16)
+    state = (layer.ids, layer.table, layer.resident, Masters(0, 16))
+    with pytest.raises(AssertionError, match="float32"):
+        fetch_needed(*state, torch.zeros(4), 16)
     with pytest.raises(AssertionError, match="9 thread blocks"):
-        kernels.fetch(needed, 0, Masters(0, 16), torch.zeros(4, dtype=torch.uint8), 16, Tuning(num_blocks=9))
+        fetch_needed(*state, storage, 16, tuning=Tuning(num_blocks=9))
+    with pytest.raises(AssertionError, match="nowhere to note"):
+        fetch_needed(*state, storage, 16, is_ahead=True)

@@ -1,4 +1,4 @@
-"""Runs the kernels' own tests in Triton's interpreter, which has to be chosen before Triton is imported."""
+"""Runs the tests that launch kernels in Triton's interpreter, which has to be chosen before Triton is imported."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-FILES = sorted(Path(__file__).parent.glob("interpreted*.py"))
+FILES = sorted(Path(__file__).parents[1].rglob("interpreted*.py"))
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""Fetches offloaded experts without the host: a list made on the device, and a kernel that copies what it says.
+"""Fetches offloaded experts without the host: one small kernel sees what a batch routed to, and copies what is missing.
 
-Called where the engine would otherwise ask the device which experts a batch needs; specified by `reference`. Shapes:
-T tokens, N experts, K top-k, S slots, R rounds, E bytes of a matrix. Grids and addresses depend on shapes alone, and
-nothing returns to the host: a CUDA graph may hold all of it, while table, slots and routing change between replays.
+Called beside the paged MoE, on a stream of its own; specified by `reference.fetch_needed`. Shapes: T tokens, N experts,
+K top-k, E bytes of a matrix. Grid and addresses depend on shapes alone, and nothing returns to the host: a CUDA graph
+may hold all of it, while table, residency, routing and the number of real tokens change between replays.
 """
 
 import math
@@ -12,18 +12,17 @@ import torch
 import triton
 import triton.language as tl
 
-from elasticmoe.kernels.reference import Needed, num_rounds
-
-__all__ = ["Masters", "Needed", "Tuning", "fetch", "list_needed", "num_rounds", "round_ids"]
-
 TILE = 1024
-"""Pairs that are looked at in one go."""
+"""The most pairs that are looked at in one go."""
 VECTOR_BYTES = 16
 """The widest load; what isn't aligned to it is copied in narrower words."""
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 """What a kernel's pointers count, by its bytes."""
 MAX_BLOCKS = 8
 """The most thread blocks that a fetch may take from the kernels beside it."""
+HITS, COPIED, COPY_NS, EXPOSED_NS = 0, 1, 2, 3
+"""Places in `Counts.totals`."""
+NUM_TOTALS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,21 @@ class Masters:
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """What fetches add up on the device; int64, at fixed addresses."""
+
+    routed: torch.Tensor
+    """[N]: real tokens routed to each expert of the layer."""
+    totals: torch.Tensor
+    """[NUM_TOTALS], of all layers: routed pairs that found their expert resident, experts copied, nanoseconds that the
+    copies took, and nanoseconds of them that `stamp`'s stream waited for."""
+    clock: torch.Tensor
+    """[2], of all layers: when the computation came to wait, and when the copies ended; 0: nothing was copied."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
-    """How the copy kernel is launched; a thread copies chunk_bytes / (32 * num_warps) bytes in one go."""
+    """How the kernel is launched; a thread copies chunk_bytes / (32 * num_warps) bytes in one go."""
 
     num_blocks: int = MAX_BLOCKS
     """At most `MAX_BLOCKS`."""
@@ -52,104 +64,87 @@ class Tuning:
 DEFAULT = Tuning()
 
 
-def list_needed(
+def fetch_needed(
     topk_ids: torch.Tensor,
     table: torch.Tensor,
     resident: torch.Tensor,
-    slots: torch.Tensor,
-    *,
-    rounds: int = 1,
-    before: Needed | None = None,
-) -> Needed:
-    """The list as the reference makes it, rounds and `before` included; in stream order, one launch.
-
-    `topk_ids` [T, K] int, `table` [N, 3] int32, `resident` [N] bool, `slots` [S, 3] int32, contiguous. More needed
-    experts than slots are worked in rounds, of which each takes a `fetch`, a `round_ids` and a paged MoE.
-    """
-    num_experts = table.shape[0]
-    types = (table.dtype, resident.dtype, slots.dtype)
-    assert types == (torch.int32, torch.bool, torch.int32), f"table, resident and slots are {types}"
-    for each in (topk_ids, table, resident, slots):
-        assert each.is_contiguous(), f"{each.shape} with strides {each.stride()}"
-    made = _empty_list(table, rounds)
-    _list[(1,)](
-        topk_ids, table, resident, slots, *((None, None) if before is None else (before.places, before.count)),
-        made.experts, made.pages, made.places, made.table, made.spans, made.count, topk_ids.numel(), slots.shape[0],
-        num_experts, triton.next_power_of_2(num_experts), triton.next_power_of_2(max(slots.shape[0], 1)), rounds,
-        triton.next_power_of_2(rounds), TILE, before is not None, num_warps=8,
-    )  # fmt: skip
-    return made
-
-
-def round_ids(topk_ids: torch.Tensor, needed: Needed, index: int) -> torch.Tensor:
-    """The ids [T, K] int32 of round `index`, -1 for the pairs of the other rounds; one launch."""
-    assert topk_ids.is_contiguous(), f"ids with strides {topk_ids.stride()}"
-    ids, pairs = torch.empty_like(topk_ids, dtype=torch.int32), topk_ids.numel()
-    if pairs:
-        _round[(triton.cdiv(pairs, TILE),)](
-            topk_ids, needed.places, needed.spans, ids, pairs, index, needed.places.shape[0], TILE
-        )
-    return ids
-
-
-def fetch(
-    needed: Needed,
-    index: int,
     masters: Masters,
     storage: torch.Tensor,
     granule_bytes: int,
+    *,
+    num_tokens: torch.Tensor | None = None,
+    held: torch.Tensor | None = None,
+    is_ahead: bool = False,
+    counts: Counts | None = None,
+    is_awaited: bool = False,
     tuning: Tuning = DEFAULT,
 ) -> None:
-    """Copy the entries of round `index` to their pages in `storage`, uint8 [bytes]; in stream order, one launch.
+    """Copy each expert that `topk_ids` [T, K] int names and that isn't resident to its row's pages; one launch.
 
-    Page p starts at p * `granule_bytes`. Whoever computes from the pages launches after this; whoever computed from
-    what they held before launched before it.
+    `table` [N, 3] int32 and `resident` [N] bool are the layer's, `storage` uint8 [bytes] the arena, in which page p
+    starts at p * `granule_bytes`. Of the batch only the first `num_tokens` [1] int32 tokens are real, the others pad
+    it; ids that are no expert's, as -1, need nothing. `held` [N] bool are experts that need no copy since they were
+    fetched ahead: with `is_ahead` the call, of a prediction, notes there what it copies. `is_awaited` says that this
+    stream computes nothing meanwhile, so that all of its time counts as waited for. Whoever computes from the
+    pages launches after this; whoever computed from what they held before launched before it.
     """
-    assert storage.dtype == torch.uint8, f"an arena of {storage.dtype}"
+    types = (table.dtype, resident.dtype, storage.dtype)
+    assert types == (torch.int32, torch.bool, torch.uint8), f"table, resident and storage are {types}"
+    for each in (topk_ids, table, resident):
+        assert each.is_contiguous(), f"{each.shape} with strides {each.stride()}"
     assert 1 <= tuning.num_blocks <= MAX_BLOCKS, f"{tuning.num_blocks} thread blocks, of at most {MAX_BLOCKS}"
+    assert held is not None or not is_ahead, "nowhere to note what is fetched ahead"
     align = math.gcd(VECTOR_BYTES, masters.address, masters.matrix_bytes, granule_bytes, storage.data_ptr())
+    pairs, num_experts = topk_ids.numel(), table.shape[0]
+    tile = min(max(triton.next_power_of_2(pairs), 64), TILE)
+    arrays = (None, None, None) if counts is None else (counts.routed, counts.totals, counts.clock)
     _fetch[(tuning.num_blocks,)](
-        needed.experts, needed.pages, needed.spans, storage, masters.address, granule_bytes, index,
-        masters.matrix_bytes, WORDS[min(align, 8)], align, tuning.chunk_bytes, tuning.num_stages,
-        num_warps=tuning.num_warps,
+        topk_ids, table, resident, num_tokens, held, *arrays, storage, masters.address, granule_bytes, pairs,
+        topk_ids.shape[1], num_experts, triton.next_power_of_2(num_experts), tile, masters.matrix_bytes,
+        WORDS[min(align, 8)], align, tuning.chunk_bytes, tuning.num_stages, num_tokens is not None, held is not None,
+        is_ahead, counts is not None, storage.is_cuda, is_awaited, num_warps=tuning.num_warps,
     )  # fmt: skip
 
 
-def _empty_list(table: torch.Tensor, rounds: int) -> Needed:
-    def make(*size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.int32, device=table.device)
-
-    num_experts = table.shape[0]
-    return Needed(
-        make(num_experts), make(num_experts, 3), make(num_experts), make(num_experts, 3), make(rounds, 2), make(1)
-    )
+def stamp(counts: Counts) -> None:
+    """Note on the computing stream that it comes to wait for a fetch; the next fetch counts how long it did."""
+    if counts.clock.is_cuda:
+        _stamp[(1,)](counts.clock, num_warps=1)
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def _list(
+@triton.jit(do_not_specialize=["address", "granule", "pairs"])
+def _fetch(
     ids_ptr,
     table_ptr,
     resident_ptr,
-    slots_ptr,
-    held_places_ptr,
-    held_count_ptr,
-    experts_ptr,
-    pages_ptr,
-    places_ptr,
-    made_table_ptr,
-    spans_ptr,
-    count_ptr,
+    num_tokens_ptr,
+    held_ptr,
+    routed_ptr,
+    totals_ptr,
+    clock_ptr,
+    storage_ptr,
+    address: tl.int64,
+    granule: tl.int64,
     pairs,
-    NUM_SLOTS: tl.constexpr,
+    TOP_K: tl.constexpr,
     N: tl.constexpr,
     BINS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    R: tl.constexpr,
-    ROUNDS: tl.constexpr,
     TILE: tl.constexpr,
-    HAS_BEFORE: tl.constexpr,
+    MATRIX: tl.constexpr,
+    WORD: tl.constexpr,
+    ALIGN: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+    IS_PADDED: tl.constexpr,
+    HAS_HELD: tl.constexpr,
+    IS_AHEAD: tl.constexpr,
+    COUNTS: tl.constexpr,
+    TIMED: tl.constexpr,
+    IS_AWAITED: tl.constexpr,
 ):
-    """Write the whole list: one program, an expert a lane, so that places are a running sum."""
+    """Copy every `num_programs`-th chunk of each needed expert; each program finds out by itself what is needed."""
+    if IS_PADDED:
+        pairs = tl.minimum(pairs, tl.load(num_tokens_ptr) * TOP_K)
     expert = tl.arange(0, BINS)
     is_expert = expert < N
     routed = tl.zeros([BINS], dtype=tl.int32)
@@ -158,84 +153,91 @@ def _list(
         ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1).to(tl.int32)
         routed += tl.histogram(ids, BINS, mask=(ids >= 0) & (ids < N))
     resident = tl.load(resident_ptr + expert, mask=is_expert, other=1) != 0
-    slot = tl.arange(0, SLOTS)
-    alive = tl.sum((tl.load(slots_ptr + slot * 3, mask=slot < NUM_SLOTS, other=-1) >= 0).to(tl.int32))
-    place = tl.full([BINS], -1, dtype=tl.int32)
-    held = 0
-    if HAS_BEFORE:
-        held = tl.minimum(tl.load(held_count_ptr), alive)
-        place = tl.load(held_places_ptr + expert, mask=is_expert, other=-1)
-        place = tl.where(place < held, place, -1)
-    is_new = (routed > 0) & ~resident & (place < 0)
-    place = tl.where(is_new, held + tl.cumsum(is_new.to(tl.int32), 0) - 1, place)
-    count = held + tl.sum(is_new.to(tl.int32))
-    is_listed = place >= 0
-    tl.store(count_ptr, count)
-    tl.store(places_ptr + expert, place, mask=is_expert)
-    tl.store(experts_ptr + place, expert, mask=is_listed)
-    tl.store(experts_ptr + expert, -1, mask=is_expert & (expert >= count))
-    taken = place % tl.maximum(alive, 1) * 3
-    has_slot = is_listed & (alive > 0)
-    for matrix in tl.static_range(3):
-        own = tl.load(table_ptr + expert * 3 + matrix, mask=is_expert, other=-1)
-        page = tl.load(slots_ptr + taken + matrix, mask=has_slot, other=-1)
-        tl.store(made_table_ptr + expert * 3 + matrix, tl.where(has_slot, page, own), mask=is_expert)
-        tl.store(pages_ptr + place * 3 + matrix, page, mask=is_listed)
-        tl.store(pages_ptr + expert * 3 + matrix, -1, mask=is_expert & (expert >= count))
-    index = tl.arange(0, ROUNDS)
-    first = tl.where(index == 0, held, tl.minimum(index * alive, count))
-    tl.store(spans_ptr + index * 2, first, mask=index < R)
-    tl.store(spans_ptr + index * 2 + 1, tl.minimum((index + 1) * alive, count), mask=index < R)
+    needed = (routed > 0) & ~resident
+    if HAS_HELD and not IS_AHEAD:
+        needed = needed & (tl.load(held_ptr + expert, mask=is_expert, other=0) == 0)
+    if IS_AHEAD:
+        tl.store(held_ptr + expert, needed, mask=is_expert & (tl.program_id(0) == 0))
+    count = tl.sum(needed.to(tl.int32))
+    begin = tl.full([], 0, dtype=tl.int64)
+    if COUNTS:
+        begin = _count(routed, resident, count, routed_ptr, totals_ptr, clock_ptr, N, BINS, TIMED)
+    place = tl.cumsum(needed.to(tl.int32), 0) - 1
+    for entry in range(count):
+        this = tl.sum(tl.where(needed & (place == entry), expert, 0))
+        _copy(this, table_ptr, storage_ptr, address, granule, MATRIX, WORD, ALIGN, CHUNK, STAGES)
+    if COUNTS and TIMED:
+        _count_time(begin, count, totals_ptr, clock_ptr, IS_AWAITED)
 
 
-@triton.jit(do_not_specialize=["pairs", "index"])
-def _round(ids_ptr, places_ptr, spans_ptr, to_ptr, pairs, index, N: tl.constexpr, TILE: tl.constexpr):
-    """Mask the pairs of tile `program_id` that belong to other rounds."""
-    pair = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1).to(tl.int32)
-    is_expert = (ids >= 0) & (ids < N)
-    place = tl.load(places_ptr + ids, mask=is_expert, other=-1)
-    first = tl.load(spans_ptr + index * 2)
-    last = tl.load(spans_ptr + index * 2 + 1)
-    is_in = is_expert & (place < last) & ((index == 0) | (place >= first))
-    tl.store(to_ptr + pair, tl.where(is_in, ids, -1), mask=pair < pairs)
-
-
-@triton.jit(do_not_specialize=["address", "granule", "index"])
-def _fetch(
-    experts_ptr,
-    pages_ptr,
-    spans_ptr,
-    storage_ptr,
-    address: tl.int64,
-    granule: tl.int64,
-    index,
-    MATRIX: tl.constexpr,
-    WORD: tl.constexpr,
-    ALIGN: tl.constexpr,
-    CHUNK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Copy every `num_programs`-th chunk of each entry; all sizes are bytes."""
+@triton.jit
+def _copy(
+    expert, table_ptr, storage_ptr, address, granule, MATRIX: tl.constexpr, WORD: tl.constexpr, ALIGN: tl.constexpr,
+    CHUNK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """This program's chunks of an expert's three matrices."""
     word: tl.constexpr = WORD.primitive_bitwidth // 8
     chunks: tl.constexpr = (MATRIX + CHUNK - 1) // CHUNK
-    first = tl.load(spans_ptr + index * 2)
-    last = tl.load(spans_ptr + index * 2 + 1)
-    for entry in range(first, last):
-        w1 = tl.load(pages_ptr + entry * 3)
-        w3 = tl.load(pages_ptr + entry * 3 + 1)
-        w2 = tl.load(pages_ptr + entry * 3 + 2)
-        master = address + tl.load(experts_ptr + entry).to(tl.int64) * (3 * MATRIX)
-        for chunk in tl.range(tl.program_id(0), 3 * chunks, tl.num_programs(0), num_stages=STAGES):
-            matrix = chunk // chunks
-            page = tl.where(matrix == 0, w1, tl.where(matrix == 1, w3, w2)).to(tl.int64)
-            src = (master + matrix * MATRIX).to(tl.pointer_type(WORD))
-            dst = (storage_ptr + page * granule).to(tl.pointer_type(WORD))
-            at = (chunk - matrix * chunks) * (CHUNK // word) + tl.arange(0, CHUNK // word)
-            src = tl.multiple_of(src, ALIGN) + at
-            dst = tl.multiple_of(dst, ALIGN) + at
-            if MATRIX % CHUNK == 0:
-                tl.store(dst, tl.load(src))
-            else:
-                is_word = at < MATRIX // word
-                tl.store(dst, tl.load(src, mask=is_word), mask=is_word)
+    w1 = tl.load(table_ptr + expert * 3)
+    w3 = tl.load(table_ptr + expert * 3 + 1)
+    w2 = tl.load(table_ptr + expert * 3 + 2)
+    master = address + expert.to(tl.int64) * (3 * MATRIX)
+    for chunk in tl.range(tl.program_id(0), 3 * chunks, tl.num_programs(0), num_stages=STAGES):
+        matrix = chunk // chunks
+        page = tl.where(matrix == 0, w1, tl.where(matrix == 1, w3, w2)).to(tl.int64)
+        src = (master + matrix * MATRIX).to(tl.pointer_type(WORD))
+        dst = (storage_ptr + page * granule).to(tl.pointer_type(WORD))
+        at = (chunk - matrix * chunks) * (CHUNK // word) + tl.arange(0, CHUNK // word)
+        src = tl.multiple_of(src, ALIGN) + at
+        dst = tl.multiple_of(dst, ALIGN) + at
+        if MATRIX % CHUNK == 0:
+            tl.store(dst, tl.load(src))
+        else:
+            is_word = at < MATRIX // word
+            tl.store(dst, tl.load(src, mask=is_word), mask=is_word)
+
+
+@triton.jit
+def _count(
+    routed, resident, count, routed_ptr, totals_ptr, clock_ptr, N: tl.constexpr, BINS: tl.constexpr,
+    TIMED: tl.constexpr,
+):  # fmt: skip
+    """The first program adds up what was routed and will be copied; returns the time."""
+    begin = tl.full([], 0, dtype=tl.int64)
+    if tl.program_id(0) == 0:
+        at = routed_ptr + tl.arange(0, BINS)
+        is_expert = tl.arange(0, BINS) < N
+        tl.store(at, tl.load(at, mask=is_expert, other=0) + routed, mask=is_expert)
+        _add(totals_ptr, 0, tl.sum(tl.where(resident, routed, 0)))
+        _add(totals_ptr, 1, count)
+        if TIMED:
+            waited, ended = tl.load(clock_ptr), tl.load(clock_ptr + 1)
+            _add(totals_ptr, 3, tl.where(ended > waited, ended - waited, 0))
+            tl.store(clock_ptr + 1, 0)
+            begin = tl.extra.cuda.globaltimer().to(tl.int64)
+    return begin
+
+
+@triton.jit
+def _count_time(begin, count, totals_ptr, clock_ptr, IS_AWAITED: tl.constexpr):
+    """The first program adds up how long it copied, which is as long as the others, and notes when it ended."""
+    if (tl.program_id(0) == 0) & (count > 0):
+        tl.debug_barrier()
+        end = tl.extra.cuda.globaltimer().to(tl.int64)
+        _add(totals_ptr, 2, end - begin)
+        if IS_AWAITED:
+            _add(totals_ptr, 3, end - begin)
+        else:
+            tl.store(clock_ptr + 1, end)
+
+
+@triton.jit
+def _add(totals_ptr, place: tl.constexpr, value):
+    """Add to one of the totals: fetches follow each other on one stream, so nobody else does."""
+    tl.store(totals_ptr + place, tl.load(totals_ptr + place) + value)
+
+
+@triton.jit
+def _stamp(clock_ptr):
+    """Write the time."""
+    tl.store(clock_ptr, tl.extra.cuda.globaltimer().to(tl.int64))

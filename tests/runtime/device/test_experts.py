@@ -56,40 +56,40 @@ def test_resident_experts_are_copied_in_at_start(experts: Experts) -> None:
 
 def test_the_residents_copies_at_start_are_timed_once(experts: Experts) -> None:
     """The first report tells how many bytes came to the device and in how many seconds; the next one only fetches."""
-    first = experts.take_report()
+    first = experts.take_report()()
     assert first.copied_bytes == 7 * LAYOUT.expert_bytes
     assert first.copy_s > 0
-    second = experts.take_report()
+    second = experts.take_report()()
     assert (second.copied_bytes, second.copy_s) == (0, 0)
-    experts.is_counting = True
+    experts.begin_step(2)
     experts.prepare(1, torch.tensor([[3]], dtype=torch.int32))
-    third = experts.take_report()
+    third = experts.take_report()()
     assert third.copied_bytes == LAYOUT.expert_bytes
     assert third.copy_s == third.exposed_s > 0
 
 
 def test_an_offloaded_expert_is_fetched_when_it_is_routed_to(experts: Experts) -> None:
     """Preparing a layer for ids that name it makes it readable, and counts one missed fetch."""
-    experts.is_counting = True
+    experts.begin_step(2)
     experts.prepare(1, torch.tensor([[0, 3], [3, 1]], dtype=torch.int32))
     assert _is_readable(experts, ExpertKey(1, 3))
-    report = experts.take_report()
+    report = experts.take_report()()
     assert (report.missed, report.planned, report.routed_resident) == (1, 0, 2)
     assert np.array_equal(report.routed, [[0, 0, 0, 0], [1, 1, 0, 2]])
 
 
 def test_an_expert_that_nobody_routes_to_is_not_fetched(experts: Experts) -> None:
     """Ids that don't name the offloaded expert fetch nothing."""
-    experts.is_counting = True
+    experts.begin_step(2)
     experts.prepare(1, torch.tensor([[0, 1]], dtype=torch.int32))
     assert not _is_readable(experts, ExpertKey(1, 3))
-    assert experts.take_report().missed == 0
+    assert experts.take_report()().missed == 0
 
 
 def test_warm_up_is_not_counted(experts: Experts) -> None:
     """Forwards outside a step fetch what they need but count nothing."""
     experts.prepare(1, torch.tensor([[3]], dtype=torch.int32))
-    report = experts.take_report()
+    report = experts.take_report()()
     assert _is_readable(experts, ExpertKey(1, 3))
     assert report.missed == 0
     assert report.routed.sum() == 0
@@ -102,7 +102,7 @@ def test_a_load_is_copied_before_its_row_points_there(experts: Experts) -> None:
     assert experts.table.row(key) == [30, 31, 32]
     experts.apply(PageDelta(entries=(Entry(key, pages, is_resident=True),)))
     assert _is_readable(experts, key)
-    assert experts.take_report().planned == 1
+    assert experts.take_report()().planned == 1
 
 
 def test_moved_pages_keep_their_content(experts: Experts) -> None:

@@ -39,7 +39,7 @@ def own_parser() -> argparse.ArgumentParser:
     )
     add("--elastic-policy", metavar="NAME", help="who gets the pages: threshold (default), fixed or goodput")
     add("--elastic-loading-depth", metavar="N", help="loading buffers (default 2)")
-    add("--elastic-fetch", metavar="HOW", help="what drives fetches: host")
+    add("--elastic-fetch", metavar="HOW", help="what drives fetches: device (default on a GPU) or host")
     add("--elastic-limit", metavar="N", help="experts of a layer that may leave the GPU (default: the least, + 10)")
     add("--elastic-limit-file", metavar="PATH", help="file that says the limit; it may change while serving")
     add("--elastic-profile", metavar="PATH", help="offline ranking of the experts")
@@ -79,8 +79,6 @@ def vllm_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     env = {name: getattr(own, flag) for flag, name in ENV_FLAGS.items() if getattr(own, flag) is not None}
     contract.settings_from_env({**os.environ, **env})
     _refuse_without_plugin(os.environ.get("VLLM_PLUGINS"))
-    if "--enforce-eager" not in rest:
-        rest.append("--enforce-eager")  # fetches are driven by the host, which a captured graph can't do
     return [*rest, "--additional-config", json.dumps(merged)], env
 
 

@@ -18,6 +18,7 @@ CONFIG_KEY = "elasticmoe"
 """Our key in vLLM's additional_config."""
 
 PolicyName = Literal["threshold", "fixed", "goodput"]
+FetchKind = Literal["device", "host"]
 Transport = Literal["local", "map"]
 
 ENV_LIMIT = "ELASTICMOE_LIMIT"
@@ -78,7 +79,8 @@ class RuntimeConfig(_Strict):
 
     policy: PolicyName = "threshold"
     arena_bytes: int | None = Field(None, gt=0)
-    fetch: Literal["host"] = "host"
+    fetch: FetchKind | None = None
+    """What drives fetches; None: the device where it is a GPU, else the host."""
     loading_depth: int = Field(2, ge=1)
     adjuster: AdjusterConfig = AdjusterConfig()
     slo: Slo = Slo()

@@ -13,7 +13,7 @@ class Arena:
     def __init__(self, storage: torch.Tensor, granule_bytes: int, layout: HostLayout, dtype: torch.dtype) -> None:
         """Lay views over `storage`, uint8 [bytes]."""
         self.storage = storage
-        self._granule_bytes = granule_bytes
+        self.granule_bytes = granule_bytes
         self._matrix_bytes = layout.matrix_bytes
         typed = storage.view(dtype)
         stride = granule_bytes // layout.itemsize
@@ -25,7 +25,7 @@ class Arena:
 
     def page(self, index: int) -> torch.Tensor:
         """Return the bytes of one page by its index, uint8 [E]."""
-        start = index * self._granule_bytes
+        start = index * self.granule_bytes
         return self.storage[start : start + self._matrix_bytes]
 
 

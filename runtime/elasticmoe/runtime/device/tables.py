@@ -14,10 +14,11 @@ NUM_STAGING = 4
 """Staging buffers; more than the batches that can be in flight."""
 
 
-class _Mirrored:
+class Mirrored:
     """A device tensor rewritten from a numpy array without a sync."""
 
     def __init__(self, host: np.ndarray, device: torch.device) -> None:
+        """Send `host` once; its address on the device never changes."""
         self.host = host
         self.device = torch.from_numpy(host.copy()).to(device)
         pin = device.type == "cuda"
@@ -41,8 +42,8 @@ class DeviceTable:
 
     def __init__(self, num_layers: int, num_experts: int, device: torch.device) -> None:
         """Start with every row at page index 0 and every expert resident: nothing is fetched without an arena."""
-        self._pages = _Mirrored(np.zeros((num_layers, num_experts, MATRICES), dtype=np.int32), device)
-        self._resident = _Mirrored(np.ones((num_layers, num_experts), dtype=np.bool_), device)
+        self._pages = Mirrored(np.zeros((num_layers, num_experts, MATRICES), dtype=np.int32), device)
+        self._resident = Mirrored(np.ones((num_layers, num_experts), dtype=np.bool_), device)
 
     @property
     def pages(self) -> torch.Tensor:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from elasticmoe.runtime.adjuster.adjuster import Adjuster
 from elasticmoe.runtime.contract import labels, names
-from elasticmoe.runtime.device.experts import StepReport
+from elasticmoe.runtime.device.report import StepReport
 from elasticmoe.runtime.pages.changes import Plan
 
 

@@ -115,10 +115,10 @@ class PagedMoEMethod(FusedMoEMethodBase):
         shared_experts_input: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the routed experts' output [T, d]."""
-        self.experts.prepare(self.layer_index, topk_ids)
+        late = self.experts.prepare(self.layer_index, topk_ids)
         arena, table = self.experts.arena, self.experts.table.pages[self.layer_index]
-        compute = paged_moe_triton if x.is_cuda else paged_moe
-        return compute(x, topk_weights, topk_ids, arena.up_pages, arena.down_pages, table)
+        operands = x, topk_weights, topk_ids, arena.up_pages, arena.down_pages, table
+        return paged_moe_triton(*operands, late) if x.is_cuda else paged_moe(*operands)
 
     def apply_monolithic(
         self,

@@ -5,7 +5,7 @@ an "expert id" is a page index: three launches, each reading experts through the
 `elasticmoe.kernels.reference.paged_moe`.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import _custom_ops as ops
@@ -15,6 +15,9 @@ from vllm.model_executor.layers.fused_moe.fused_moe import (
     try_get_optimal_moe_config,
 )
 from vllm.triton_utils import tl
+
+if TYPE_CHECKING:
+    from elasticmoe.kernels.launch import Late
 
 W1, W3, W2 = 0, 1, 2
 _CONFIG_NAMES = {torch.float32: "float32"}
@@ -27,13 +30,16 @@ def paged_moe_triton(
     up_pages: torch.Tensor,
     down_pages: torch.Tensor,
     table: torch.Tensor,
+    late: "Late | None" = None,
 ) -> torch.Tensor:
-    """Return the routed experts' output [T, d]; shapes as in the reference."""
+    """Return the routed experts' output [T, d]; shapes as in the reference. `late`: what may not be read at once."""
     from elasticmoe.kernels.launch import Batch, paged_moe
 
     weights, ids = topk_weights.float().contiguous(), topk_ids.int().contiguous()
     if Batch(hidden, weights, ids, up_pages, down_pages, table).is_supported:
-        return paged_moe(hidden, weights, ids, up_pages, down_pages, table)
+        return paged_moe(hidden, weights, ids, up_pages, down_pages, table, late=late)
+    if late is not None:
+        late.wait()
     return paged_moe_vllm(hidden, topk_weights, topk_ids, up_pages, down_pages, table)
 
 

@@ -26,7 +26,7 @@ from vllm.v1.request import Request
 from elasticmoe.runtime.adjuster.adjuster import Adjuster, Demand
 from elasticmoe.runtime.adjuster.decision_log import DecisionLog
 from elasticmoe.runtime.contract.config import parse_config, settings_from_env
-from elasticmoe.runtime.device.experts import StepReport
+from elasticmoe.runtime.device.report import StepReport
 from elasticmoe.runtime.engine import refusal
 from elasticmoe.runtime.engine.block_pool import ElasticBlockPool
 from elasticmoe.runtime.engine.geometry import page_tiers, pool_geometry, start_load

@@ -13,6 +13,7 @@ from vllm.platforms import current_platform
 from elasticmoe.runtime.contract.config import (
     ENV_LIMIT,
     ENV_TRANSPORT,
+    FetchKind,
     RunSettings,
     RuntimeConfig,
     parse_config,
@@ -50,6 +51,7 @@ def prepare(vllm_config: VllmConfig, config: RuntimeConfig) -> None:
     refuse_unsupported(vllm_config)
     shape = model_shape(vllm_config)
     settings = settings_from_env()
+    fetch_kind(config)
     _check_settings(settings, shape)
     _check_depth(config, shape)
     _check_loading(settings, str(vllm_config.load_config.load_format))
@@ -62,10 +64,25 @@ def prepare(vllm_config: VllmConfig, config: RuntimeConfig) -> None:
         raise UnsupportedError(message)
 
 
+def fetch_kind(config: RuntimeConfig) -> FetchKind:
+    """Return what drives fetches; raises ConfigError where the device is asked to and is none that could."""
+    can_drive = current_platform.is_cuda()
+    if config.fetch == "device" and not can_drive:
+        message = (
+            f"fetch: device needs an NVIDIA GPU, this is {current_platform.device_type}; use host, or leave it out"
+        )
+        raise ConfigError(message)
+    return config.fetch or ("device" if can_drive else "host")
+
+
 def finish(vllm_config: VllmConfig, config: RuntimeConfig) -> None:
-    """Run eagerly: fetches are driven by the host, which a captured graph can't do."""
+    """Set what vLLM's own check would have set otherwise."""
     if config.arena_bytes is not None:  # vLLM's CPU platform puts VLLM_CPU_KVCACHE_SPACE, whole GiB, in its place
         vllm_config.cache_config.kv_cache_memory_bytes = config.arena_bytes
+    if fetch_kind(config) == "device":
+        return
+    # Eagerly, then: what the host drives, a captured graph can't wait for.
+    vllm_config.model_config.enforce_eager = True
     vllm_config.compilation_config.mode = CompilationMode.NONE
     vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
 

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from elasticmoe.runtime.adjuster.sample import StepSample
-from elasticmoe.runtime.device.experts import StepReport
+from elasticmoe.runtime.device.report import StepReport
 
 
 @dataclass(frozen=True, slots=True)

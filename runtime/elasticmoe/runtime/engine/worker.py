@@ -15,19 +15,22 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from elasticmoe.runtime.adjuster.adjuster import start_table
-from elasticmoe.runtime.contract.config import RuntimeConfig, parse_config, settings_from_env
+from elasticmoe.runtime.contract.config import FetchKind, RuntimeConfig, parse_config, settings_from_env
 from elasticmoe.runtime.contract.report import MemoryReport
 from elasticmoe.runtime.coordinator.client import Lease
-from elasticmoe.runtime.device.experts import Experts, StepReport
+from elasticmoe.runtime.device.experts import Experts
+from elasticmoe.runtime.device.host_pool import HostPool
+from elasticmoe.runtime.device.report import PendingReport
 from elasticmoe.runtime.engine import refusal
 from elasticmoe.runtime.engine.geometry import page_tiers, pool_geometry, start_load
 from elasticmoe.runtime.engine.routed_experts import building
-from elasticmoe.runtime.engine.setup import model_shape
+from elasticmoe.runtime.engine.setup import fetch_kind, model_shape
 from elasticmoe.runtime.engine.warm_pool import loading_into, open_pool, wanted_pool
+from elasticmoe.runtime.errors import ConfigError
 from elasticmoe.runtime.pages.changes import PageDelta
 from elasticmoe.runtime.pages.placement import Geometry
 from elasticmoe.runtime.pages.tiers import Tiers
-from elasticmoe.runtime.units import BlockId
+from elasticmoe.runtime.units import BlockId, mib
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _StockRunner
@@ -77,7 +80,7 @@ class ElasticWorkerMixin(_StockWorker):
 
     experts: Experts
     _lease: Lease | None = None
-    _report: StepReport | None = None
+    _report: PendingReport | None = None
     """The counts of the forward that was run last, if they were asked for; they leave with its output."""
 
     @property
@@ -99,9 +102,11 @@ class ElasticWorkerMixin(_StockWorker):
         shape = model_shape(self.vllm_config)
         wanted = wanted_pool(self.vllm_config, shape)
         pool, self._lease = open_pool(wanted, self.model_config.dtype, settings_from_env().socket)
+        fetch = fetch_kind(self.elastic_config)
         if self.device.type == "cuda":
             pool.pin()
-        self.experts = Experts(pool, self.device)
+            _check_pinned(pool, fetch)
+        self.experts = Experts(pool, self.device, fetch)
         with building(self.experts, shape), loading_into(pool):
             super().load_model(*args, **kwargs)
 
@@ -135,11 +140,11 @@ class ElasticWorkerMixin(_StockWorker):
         delta: PageDelta | None = getattr(scheduler_output, "elastic", None)
         if delta is not None:
             self.experts.apply(delta)
-        self.experts.is_counting = True
+        self.experts.begin_step(scheduler_output.total_num_scheduled_tokens)
         try:
             output = super().execute_model(scheduler_output)
         finally:
-            self.experts.is_counting = False
+            self.experts.end_step()
         self._report = self.experts.take_report() if delta is not None and delta.reports else None
         return self._with_counts(output)
 
@@ -187,12 +192,25 @@ class ElasticWorkerMixin(_StockWorker):
         )
 
 
-def _with_report(output: ModelRunnerOutput | AsyncModelRunnerOutput, report: StepReport) -> Any:
-    """Return the output with the report on it; vLLM pickles outputs with their extra attributes."""
+def _check_pinned(pool: HostPool, fetch: FetchKind) -> None:
+    """Raise ConfigError where the device would have to read memory that it can't."""
+    if fetch == "device" and not pool.is_pinned:
+        message = (
+            f"fetch: device reads the host pool from the GPU, but pinning its {mib(pool.layout.pool_bytes)} failed; "
+            "raise `ulimit -l`, or let the host drive fetches (--elastic-fetch host)"
+        )
+        raise ConfigError(message)
+
+
+def _with_report(output: ModelRunnerOutput | AsyncModelRunnerOutput, report: PendingReport) -> Any:
+    """Return the output with the report on it, which is waited for no sooner than the output itself.
+
+    vLLM pickles outputs with their extra attributes.
+    """
     if isinstance(output, AsyncModelRunnerOutput):
         wait: Callable[[], ModelRunnerOutput] = output.get_output
         output.get_output = lambda: _with_report(wait(), report)
         return output
     own = copy.copy(output)  # vLLM's output of a step without tokens is one constant
-    own.elastic = report
+    own.elastic = report()
     return own

@@ -1,0 +1,42 @@
+"""The cells of the serving matrix and how a command line names them. Pure."""
+
+import re
+from dataclasses import dataclass
+
+from bench.serving.errors import BadScenario
+
+WORKLOADS = ("closed", "light", "open", "burst")
+ROUTINGS = ("skewed", "flat")
+_CELL = re.compile(r"(?P<workload>\w+):(?P<routing>\w+):(?P<kv>[0-9.]+)(@(?P<rate>[0-9.]+))?(x(?P<repeats>[0-9]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One workload under one routing in one room."""
+
+    workload: str
+    routing: str
+    kv_gib: float
+    rate: float | None = None
+    """`open` only: how many times faster than in the trace requests come."""
+    repeat: int = 0
+
+
+def parse_cells(spec: str) -> tuple[Cell, ...]:
+    """Return the cells of `workload:routing:kv_gib[@rate][xREPEATS]`, separated by commas, each repeat as one.
+
+    Raises BadScenario that names the first part which is none.
+    """
+    cells: list[Cell] = []
+    for part in filter(None, (part.strip() for part in spec.split(","))):
+        match = _CELL.fullmatch(part)
+        if match is None or match["workload"] not in WORKLOADS or match["routing"] not in ROUTINGS:
+            raise BadScenario(
+                f"wanted workload:routing:kv_gib[@rate][xREPEATS] with {WORKLOADS} and {ROUTINGS}, it is {part!r}"
+            )
+        if (match["workload"] == "open") != (match["rate"] is not None):
+            raise BadScenario(f"wanted @rate for open and for nothing else, it is {part!r}")
+        rate = float(match["rate"]) if match["rate"] else None
+        repeats = range(int(match["repeats"] or 1))
+        cells += (Cell(match["workload"], match["routing"], float(match["kv"]), rate, n) for n in repeats)
+    return tuple(cells)

@@ -1,0 +1,89 @@
+"""One result out of the runs of all systems: ratios to stock, tokens beside the replay's. Pure but for its files."""
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.serving.meta import collect_meta
+
+CELL = ("workload", "routing", "kv_gib", "gpus", "bus_gb_s", "rate")
+RIVAL, OURS, REPLAY = "stock-graphs", "ours", "replay"
+
+
+def tokens_path(out: Path) -> Path:
+    """Return where a run leaves the tokens of its rows."""
+    return out.with_name(out.name + ".tokens.jsonl")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file of JSON lines; the last may be broken off, and is left out then."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    objects: list[dict[str, Any]] = []
+    for number, line in enumerate(lines):
+        try:
+            objects.append(json.loads(line))
+        except ValueError:
+            if number + 1 < len(lines):
+                raise
+    return objects
+
+
+def cell_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what rows of different systems must share to be compared."""
+    return tuple(row[name] for name in CELL)
+
+
+def add_ratios(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows, each with its tokens/s over the median of stock with graphs in the same cell, None without."""
+    rows = list(rows)
+    rivals: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        if row["system"] == RIVAL:
+            rivals[cell_of(row)].append(row["tok_s"])
+    medians = {cell: statistics.median(values) for cell, values in rivals.items()}
+    beside = [medians.get(cell_of(row)) for row in rows]
+    return [row | {"ratio": row["tok_s"] / rival if rival else None} for row, rival in zip(rows, beside, strict=True)]
+
+
+def compare_tokens(ours: dict[str, Any], replays: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return how many requests both ran in the same batches, by the replay with most of them, and if all are equal."""
+    best: tuple[int, int] | None = None
+    for replay in replays:
+        same = [n for n, chain in ours["company"].items() if replay["company"].get(n) == chain]
+        num_equal = sum(ours["tokens"][n] == replay["tokens"][n] for n in same)
+        best = max(best or (0, 0), (len(same), num_equal))
+    num_same, num_equal = best or (0, 0)
+    return {"num_comparable": num_same, "tokens_equal": num_same == num_equal if num_same else None}
+
+
+def add_tokens(rows: list[dict[str, Any]], tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows, ours with `tokens_equal` and `num_comparable`."""
+    by_key = {(entry["system"], *entry["cell"], entry["repeat"]): entry for entry in tokens}
+    replays: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for entry in tokens:
+        if entry["system"] == REPLAY:
+            replays[tuple(entry["cell"])].append(entry)
+    added = []
+    for row in rows:
+        own = by_key.get((row["system"], *cell_of(row), row["repeat"]))
+        is_ours = row["system"] == OURS and own is not None
+        added.append(row | (compare_tokens(own, replays[cell_of(row)]) if is_ours and own else {}))
+    return added
+
+
+def combine(paths: list[Path], device: str, commit: str | None) -> dict[str, Any]:
+    """Return the whole result; a row that a later file or line has again replaces the earlier one."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    tokens: list[dict[str, Any]] = []
+    for path in paths:
+        rows |= {(row["system"], *cell_of(row), row["repeat"]): row for row in read_lines(path)}
+        tokens += read_lines(tokens_path(path))
+    meta = {**asdict(collect_meta()), "gpu": device}
+    return {
+        "meta": meta | ({"commit": commit} if commit else {}),
+        "rows": add_tokens(add_ratios(rows.values()), tokens),
+    }

@@ -1,0 +1,62 @@
+"""Routing as measured of a real model, forced into one with random weights; switched while it serves.
+
+logits[t, e] = a (0.8 g[l, e] + 0.75 r[l, row, e]) + z[l, (offset[row] + position) mod P, e], a = 1 skewed, 0 flat.
+`row` names the request, so a request is routed alike on every system. Shapes: L layers, N experts, R rows, P positions
+of an AR(1) process, T tokens. Imports torch; vLLM is patched by `forced.py`.
+"""
+
+import torch
+
+NUM_ROWS = 512
+NUM_POSITIONS = 1024
+EXPERT_WEIGHT, REQUEST_WEIGHT, RHO = 0.8, 0.75, 0.5
+SEED = 20
+
+
+class ForcedRouting:
+    """The generator's tables, and where each token of the running step stands in them: fixed addresses throughout."""
+
+    def __init__(self, num_layers: int, num_experts: int, max_tokens: int, device: torch.device) -> None:
+        """Draw the tables on the CPU, so that they are the same on every device; skewed at first."""
+        gen = torch.Generator().manual_seed(SEED)
+
+        def draw(*size: int) -> torch.Tensor:
+            return torch.randn(size, generator=gen)
+
+        self.num_experts = num_experts
+        self.g = (EXPERT_WEIGHT * draw(num_layers, num_experts)).to(device)  # [L, N]
+        self.r = (REQUEST_WEIGHT * draw(num_layers, NUM_ROWS, num_experts)).to(device)  # [L, R, N]
+        self.z = _autoregress(draw(num_layers, NUM_POSITIONS, num_experts)).to(device)  # [L, P, N]
+        self.offset = torch.randint(NUM_POSITIONS, (NUM_ROWS,), generator=gen, dtype=torch.int32).to(device)
+        self.skew = torch.ones(1, device=device)
+        self.places = torch.zeros((2, max_tokens), dtype=torch.int32, device=device)
+        """Row and position of each token; what pads a batch has 0 and 0."""
+
+    @torch.inference_mode()
+    def set_skewed(self, *, is_skewed: bool) -> None:
+        """Switch for the steps to come, captured graphs included."""
+        self.skew.fill_(float(is_skewed))
+
+    def logits(self, layer: int, num_tokens: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return router logits [T, N] of the running step's first tokens in one layer."""
+        out = torch.empty((num_tokens, self.num_experts), dtype=dtype, device=self.g.device)
+        if not out.is_cuda:
+            return out.copy_(self.reference(layer, num_tokens))
+        from bench.matrix.logits_kernel import write_logits
+
+        write_logits(self, layer, out)
+        return out
+
+    def reference(self, layer: int, num_tokens: int) -> torch.Tensor:
+        """Return the same [T, N] in float32 by torch."""
+        rows, positions = self.places[:, :num_tokens].long()
+        skewed = self.skew * (self.g[layer] + self.r[layer, rows])
+        return skewed + self.z[layer, (self.offset[rows] + positions) % NUM_POSITIONS]
+
+
+def _autoregress(noise: torch.Tensor) -> torch.Tensor:
+    """Return an AR(1) process of unit variance along dim 1 out of unit noise [L, P, N]."""
+    out = noise.clone()
+    for step in range(1, noise.shape[1]):
+        out[:, step] = RHO * out[:, step - 1] + (1 - RHO**2) ** 0.5 * noise[:, step]
+    return out

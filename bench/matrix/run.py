@@ -1,0 +1,173 @@
+"""Runs the cells of one system in this process, and appends each to its file as soon as it has ended."""
+
+import json
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from bench.matrix.cells import Cell, parse_cells
+from bench.matrix.combine import read_lines, tokens_path
+from bench.matrix.drive import Client, Recorder, serve
+from bench.matrix.measure import company, figures
+from bench.matrix.plans import Noted, PlanLog
+from bench.matrix.room import Room
+from bench.matrix.systems import GIB, SYSTEMS, Model, freed_bytes, read_model, start_engine
+from bench.matrix.workloads import Arrival, Sizes, make_prompts, plan_arrivals
+from bench.serving.progress import say
+
+WARM_REQUESTS, WARM_OUT = 64, 16
+CHURN_IN, CHURN_OUT = 160, 48
+
+
+class Bench:
+    """One system, started and warm."""
+
+    def __init__(self, args: Namespace) -> None:
+        """Start the engine and warm it up."""
+        self.args = args
+        self.began_s = time.perf_counter()
+        self.model: Model = read_model(Path(args.model), args.tp)
+        self.sizes = Sizes(args.requests, args.seconds, args.max_model_len, args.seed)
+        self.system = SYSTEMS[args.system]
+        self.plans = PlanLog()
+        self.followed = _read_plans(args.follow)
+        self.llm, self.ready_s = start_engine(args, self.model)
+        self.gpu_bytes = self.llm.collective_rpc(device_bytes)
+        self.core: Any = self.llm.llm_engine.engine_core.engine_core
+        self.room = Room(self.core.scheduler)
+        self.freed = freed_bytes(args.system, self.model)
+        say(f"{args.system} is ready after {self.ready_s:.1f} s; {self.room.most_blocks} blocks of KV at most")
+        self._warm_up()
+
+    def run(self, cells: tuple[Cell, ...]) -> None:
+        """Run the cells in order; none is started after the deadline."""
+        for cell in cells:
+            if time.perf_counter() - self.began_s > self.args.deadline_s:
+                say(f"past the deadline of {self.args.deadline_s} s: {cell} and what follows are left out")
+                return
+            row, kept = self.run_cell(cell)
+            _append(self.args.out, row)
+            _append(tokens_path(self.args.out), kept)
+            say(f"{cell}: {row['tok_s']:.1f} tokens/s, {row['steps']} steps, peak {row['peak']}")
+
+    def run_cell(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Serve one cell; return its row, and its tokens, batches and plans."""
+        before = self._prepare(cell)
+        arrivals = plan_arrivals(cell, self.sizes)
+        self.plans.start(self.followed.get(_key(self._cell(cell), cell.repeat)))
+        recorder, wall_s = self._serve(arrivals)
+        plans, resident_end = self.plans.stop(), self.room.num_resident
+        after = self._counts()
+        self._settle()
+        waited = self._waited()
+        row = dict(zip(("workload", "routing", "kv_gib", "gpus", "bus_gb_s", "rate"), self._cell(cell), strict=True))
+        row |= {"repeat": cell.repeat, "system": self.args.system} | figures(recorder, wall_s)
+        row |= {name: after[name] - before["counts"][name] for name in after}
+        row |= {name: waited[name] - before["waited"][name] for name in waited}
+        row |= {"resident_end": resident_end, "was_settled": before["was_settled"], "kv_blocks": before["kv_blocks"]}
+        row |= {"ready_s": self.ready_s, "gpu_bytes": self.gpu_bytes, "policy": self._policy, "limit": self.args.limit}
+        if cell.workload == "burst":
+            row["series"] = recorder.series
+        tokens = {str(number): one.tokens for number, one in recorder.served.items()}
+        chains = {str(number): chain for number, chain in company(recorder.steps).items()}
+        kept = {"system": self.args.system, "cell": self._cell(cell), "repeat": cell.repeat}
+        return row, kept | {"tokens": tokens, "company": chains, "plans": plans}
+
+    # Inside
+
+    def _prepare(self, cell: Cell) -> dict[str, Any]:
+        """Bring the engine to the cell's start."""
+        self.room.give_back()
+        was_settled = self._settle()
+        self._set_routing(cell.routing)
+        kv_blocks = self.room.leave(int(cell.kv_gib * GIB) + self.freed)
+        return {
+            "was_settled": was_settled or self._policy == "fixed",
+            "kv_blocks": kv_blocks,
+            "counts": self._counts(),
+            "waited": self._waited(),
+        }
+
+    def _serve(self, arrivals: tuple[Arrival, ...]) -> tuple[Recorder, float]:
+        recorder = Recorder(self.core.scheduler)
+        client = Client(self.llm, recorder, lambda: self.room.num_resident)
+        prompts = make_prompts(arrivals, self.model.vocab, self.sizes.seed)
+        return recorder, serve(client, arrivals, prompts)
+
+    def _warm_up(self) -> None:
+        """Have every kernel compiled: short requests, a long prompt, and a batch in a room that is too small for it."""
+        self._set_routing("skewed")
+        half = self.args.max_model_len // 2
+        num_in = min(CHURN_IN, half - CHURN_OUT)
+        num = min(WARM_REQUESTS, self.args.requests)
+        self._serve((Arrival(0.0, num_in, WARM_OUT),) * num)
+        self._serve((Arrival(0.0, half, 2),))
+        block_tokens = 16
+        need = -(-(num_in + CHURN_OUT) // block_tokens) * 6 + 1
+        self.room.leave(min(need, self.room.most_blocks) * self.room.block_bytes)
+        self._serve((Arrival(0.0, num_in, CHURN_OUT),) * num)
+        self.room.give_back()
+        self._settle()
+        say(f"warm; {self._counts().get('evictions', 0)} experts were evicted meanwhile")
+
+    def _settle(self) -> bool:
+        while self.core.batch_queue:
+            self.core.step_fn()
+        return self.room.settle(self.core)
+
+    def _set_routing(self, routing: str) -> None:
+        from bench.matrix.forced import set_skewed
+
+        self.llm.collective_rpc(set_skewed, args=(routing == "skewed",))
+
+    def _counts(self) -> dict[str, int]:
+        if self.room.adjuster is None:
+            return {}
+        counts = self.room.adjuster.counts
+        return {"evictions": counts.evicted, "loads": counts.loaded, "swaps": counts.swapped}
+
+    def _waited(self) -> dict[str, float]:
+        """Return the experts that were missed, and the seconds that compute waited for them, since start."""
+        if self.room.adjuster is None:
+            return {}
+        totals = self.core.scheduler.metrics.totals()
+        return {name: totals[name] for name in ("missed", "exposed_s")}
+
+    def _cell(self, cell: Cell) -> list[Any]:
+        return [cell.workload, cell.routing, cell.kv_gib, self.args.tp, self.args.bus_gb_s, cell.rate]
+
+    @property
+    def _policy(self) -> str | None:
+        return (self.system.policy or str(self.args.policy)) if self.system.is_elastic else None
+
+
+def device_bytes(worker: Any) -> dict[str, int]:
+    """Return the bytes in use on one worker's device, by torch and in all; nothing on a CPU."""
+    import torch
+
+    if worker.device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(worker.device)
+    return {"allocated": torch.cuda.memory_allocated(worker.device), "used": total - free}
+
+
+def run(args: Namespace) -> None:
+    """Run one system through the cells of the command line."""
+    cells = parse_cells(args.cells)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    Bench(args).run(cells)
+
+
+def _key(cell: list[Any], repeat: int) -> str:
+    return json.dumps([*cell, repeat])
+
+
+def _read_plans(path: Path | None) -> dict[str, Noted]:
+    entries = [] if path is None else read_lines(tokens_path(path))
+    return {_key(entry["cell"], entry["repeat"]): entry["plans"] for entry in entries}
+
+
+def _append(path: Path, entry: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry, separators=(",", ":")) + "\n")

@@ -1,0 +1,69 @@
+"""The serving matrix of one model: stock vLLM, its offloaders, ours, and ours with parts left out.
+
+    python -m bench.serving_h200 run --system ours --model bench/models/qwen3-30b-a3b.json --cells SPEC --out FILE
+    python -m bench.serving_h200 combine FILES… --device NAME --commit SHA --out bench/results/serving-h200.json
+
+A run is one process that starts one system with the largest room for KV, warms it up and serves the cells; smaller
+rooms are made by withdrawing blocks. Weights are random and the routing is forced (`matrix/routing.py`). SPEC is
+`workload:routing:kv_gib[@rate][xREPEATS],…`, such as `closed:skewed:0.5x3,light:skewed:8,open:skewed:2@3.5`. Rows are
+appended to FILE as JSON lines, their tokens to FILE.tokens.jsonl; a `replay` that is given `--follow FILE` of `ours`
+decides as that run did, so that it serves the same batches with every expert resident.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.matrix.combine import combine
+from bench.matrix.run import run
+from bench.matrix.systems import SYSTEMS
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    one = commands.add_parser("run", help="serve cells by one system")
+    one.add_argument("--system", choices=SYSTEMS, required=True)
+    one.add_argument("--model", required=True, help="a config.json in the shape of the model")
+    one.add_argument("--cells", required=True, help="workload:routing:kv_gib[@rate][xREPEATS],…")
+    one.add_argument("--policy", choices=("goodput", "threshold", "fixed"), default="goodput")
+    one.add_argument("--limit", type=int, help="experts of a layer that may leave (default: the runtime's)")
+    one.add_argument("--fetch", choices=("host", "device"), help="default: device where the system has graphs")
+    one.add_argument("--eager", action="store_true", help="no graphs, whatever the system")
+    one.add_argument("--follow", type=Path, help="file of a run whose policy's plans are followed")
+    one.add_argument("--bus-gb-s", type=float, help="slow fetches down to this rate")
+    one.add_argument("--tp", type=int, default=1, help="tensor-parallel GPUs")
+    one.add_argument("--max-kv-gib", type=float, default=8.0, help="room for KV that the engine starts with")
+    one.add_argument("--max-model-len", type=int, default=8192)
+    one.add_argument("--max-num-seqs", type=int, default=256)
+    one.add_argument("--requests", type=int, default=256, help="of a closed batch and of a burst")
+    one.add_argument("--seconds", type=float, default=20.0, help="of the open loop, and of the calm after a burst")
+    one.add_argument("--seed", type=int, default=0)
+    one.add_argument("--deadline-s", type=float, default=float("inf"), help="start no cell after so long")
+    many = commands.add_parser("combine", help="one result out of the runs")
+    many.add_argument("runs", nargs="+", type=Path)
+    many.add_argument("--device", required=True, help="the GPU's name, for the result")
+    many.add_argument("--commit", help="of the tree that ran, where it is no git checkout")
+    for command in (one, many):
+        command.add_argument("--out", type=Path, required=True)
+    return parser
+
+
+def main() -> int:
+    """Run one system, or combine the runs; returns the exit status."""
+    args = make_parser().parse_args()
+    if args.command == "run":
+        run(args)
+        return 0
+    result = combine(args.runs, args.device, args.commit)
+    args.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    print(f"{len(result['rows'])} rows in {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

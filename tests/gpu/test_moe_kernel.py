@@ -1,11 +1,14 @@
-"""Our own paged kernel against the reference, on a GPU: every way to tile it, any place of the pages."""
+"""Our own paged kernel against the reference, on a GPU: any tiling, any place and arrival of the pages."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from elasticmoe.kernels.reference import paged_moe as reference
+
+if TYPE_CHECKING:
+    from elasticmoe.kernels.launch import Late
 
 pytestmark = pytest.mark.gpu
 
@@ -116,3 +119,122 @@ def test_a_graph_follows_the_table() -> None:
     live.copy_(other)
     graph.replay()
     assert torch.equal(got, want)
+
+
+COPY_CYCLES = 2_000_000
+"""How long copies take to begin: about a millisecond, in which a layer is computed that doesn't wait."""
+
+
+class Copies:
+    """Another stream's copies into the pages of late experts, which hold NaN until then."""
+
+    def __init__(self, pages: torch.Tensor, table: torch.Tensor) -> None:
+        self.pages, self.table = pages, table
+        used = torch.zeros(len(pages), dtype=torch.bool, device="cuda")
+        used[table.flatten().long()] = True
+        self.spare = (~used).nonzero()[0]
+        """A page that is nobody's, which takes the place of every page that isn't late."""
+        self.masters = pages.clone()
+        self.resident = torch.ones(len(table), dtype=torch.bool, device="cuda")
+        self.ids = self.spare.repeat(table.numel())
+        self.side, self.done = torch.cuda.Stream(), torch.cuda.Event()
+        self.num_waits = 0
+
+    def set_late(self, experts: list[int]) -> None:
+        """From here on these are late, and all others resident; the same tensors say so."""
+        self.resident.fill_(True)
+        self.resident[experts] = False
+        self.ids.copy_(torch.where(self.resident[:, None], self.spare, self.table).flatten())
+        self.pages.index_fill_(0, self.ids, float("nan"))
+
+    def start(self) -> None:
+        """Fork from the current stream."""
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            torch.cuda._sleep(COPY_CYCLES)
+            self.pages.index_copy_(0, self.ids, self.masters.index_select(0, self.ids))
+            self.done.record()
+
+    def wait(self) -> None:
+        """Join the current stream."""
+        torch.cuda.current_stream().wait_event(self.done)
+        self.num_waits += 1
+
+    @property
+    def late(self) -> "Late":
+        """What the computation is told."""
+        from elasticmoe.kernels.launch import Late
+
+        return Late(self.resident, self.wait)
+
+
+def _uneven_case(num_tokens: int, shape: tuple[int, ...]) -> Operands:
+    """Expert 3 gets every token, some pairs are masked, and all of a token's."""
+    f, d, num_experts, top_k, slack = shape
+    case = _case(num_tokens, top_k=top_k, num_experts=num_experts, f=f, d=d, slack=slack)
+    ids = case[2]
+    ids[:, 1] = 3
+    ids[::5, 0] = -1
+    ids[3:4] = -1
+    return case
+
+
+def _assert_any_may_be_late(case: Operands, config: Any) -> None:  # noqa: ANN401  # a Config, or None
+    from elasticmoe.kernels.launch import paged_moe
+
+    num_experts, want = len(case[5]), paged_moe(*case, config)
+    assert want.isfinite().all()
+    copies = Copies(case[3], case[5])
+    for round_, late in enumerate(([], [3], list(range(0, num_experts, 2)), list(range(num_experts)))):
+        copies.set_late(late)
+        copies.start()
+        assert torch.equal(paged_moe(*case, config, copies.late), want), late
+        assert copies.num_waits == round_ + 1
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize("gemm", GEMMS)
+def test_no_bit_depends_on_which_experts_are_late(gemm: str, pdl: bool) -> None:  # noqa: FBT001
+    """However the GEMMs are tiled, an expert's pages may be filled while others are computed, for the same bits."""
+    from elasticmoe.kernels.config import Config, Gemm
+
+    config = Config(64, Gemm(**GEMMS[gemm]), Gemm(**GEMMS[gemm]), pdl=pdl)
+    _assert_any_may_be_late(_uneven_case(77, SHAPES[1]), config)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16, 300, 1021, 5000])
+def test_no_bit_of_the_chosen_config_depends_on_which_experts_are_late(num_tokens: int) -> None:
+    """Of batches from one token, which waits before all else, to more than one program sorts."""
+    _assert_any_may_be_late(_uneven_case(num_tokens, SHAPES[0]), None)
+
+
+@pytest.mark.parametrize(("num_tokens", "block_m"), [(1, 1), (37, 16), (300, 64), (1021, 128)])
+def test_a_graph_follows_residency(num_tokens: int, block_m: int) -> None:
+    """One graph with the copies' fork in it, replayed while routing and residency change: always the same bits."""
+    from elasticmoe.kernels.config import Config, Gemm
+    from elasticmoe.kernels.launch import paged_moe
+
+    gate_up = Gemm(4, 256) if block_m == 1 else Gemm(**GEMMS["halved"])
+    down = Gemm(4, 256) if block_m == 1 else Gemm(**GEMMS["persistent"])
+    config = Config(block_m, gate_up, down, pdl=True)
+    case = _uneven_case(num_tokens, (256, 512, 64, 8, 0))
+    copies, ids = Copies(case[3], case[5]), case[2]
+
+    def forward() -> torch.Tensor:
+        copies.start()
+        return paged_moe(*case, config, copies.late)
+
+    for part in ([], [3]):  # what a launch compiles, it can't while it is captured
+        copies.set_late(part)
+        forward()
+        paged_moe(*case, config)
+        torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = forward()
+    for step, late in enumerate((list(range(32)), [], list(range(64)), [3], list(range(1, 64, 3)))):
+        ids.copy_(torch.where(ids < 0, ids, (ids + step) % 64))
+        want = paged_moe(*case, config)
+        copies.set_late(late)
+        graph.replay()
+        assert torch.equal(got, want), late

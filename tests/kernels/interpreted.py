@@ -11,7 +11,7 @@ import torch
 from elasticmoe.kernels import align as align_module
 from elasticmoe.kernels.align import align
 from elasticmoe.kernels.config import Config, Gemm
-from elasticmoe.kernels.launch import Batch, paged_moe
+from elasticmoe.kernels.launch import Batch, Late, down, gate_up, paged_moe
 from elasticmoe.kernels.reference import paged_moe as reference
 
 pytestmark = [
@@ -36,6 +36,13 @@ GEMMS = {
 PLAIN = GEMMS["pointers"]
 HALVED = Config(32, GEMMS["halved"], GEMMS["halved twice"])
 FEW = Config(1, Gemm(16, 32), Gemm(32, 32))
+SORTED = {
+    "pointers": Config(16, GEMMS["grouped"], GEMMS["grouped"]),
+    "tma": Config(16, GEMMS["tma"], GEMMS["tma swapped"]),
+    "persistent": Config(16, GEMMS["tma swapped"], GEMMS["persistent"]),
+    "halved": HALVED,
+}
+LATE = [[], [0, 3], [0, 1, 2, 3, 4]]
 
 
 def _case(tokens: int, top_k: int = 2, sizes: tuple[int, int, int, int] = (24, 40, 5, 8)) -> Operands:
@@ -74,7 +81,11 @@ def test_any_number_of_experts_a_token(top_k: int, config: Config) -> None:
 @pytest.mark.parametrize("config", [None, FEW, Config(16, GEMMS["tma"], GEMMS["persistent"])])
 def test_no_tokens_give_no_rows(config: Config | None) -> None:
     """Zero tokens are no special case for the caller."""
-    assert paged_moe(*_case(0), config).shape == (0, 40)
+    case = _case(0)
+    assert paged_moe(*case, config).shape == (0, 40)
+    copies = Copies(case, [1])
+    assert paged_moe(*case, config, copies.late).shape == (0, 40)
+    assert copies.num_waits == 1
 
 
 @pytest.mark.parametrize("tokens", [1, 13, 31])
@@ -137,9 +148,88 @@ def test_half_precision_rounds_as_the_reference_does() -> None:
         torch.testing.assert_close(got, reference(*half), atol=2e-3, rtol=2e-3)
 
 
+class Copies:
+    """Copies that are done when they are waited for: till then NaN is what an expert's late pages hold."""
+
+    def __init__(self, case: Operands, late: list[int], *, poisons: bool = False) -> None:
+        _, _, _, self.pages, _, table = case
+        self.resident = torch.ones(len(table), dtype=torch.bool)
+        self.resident[late] = False
+        self.ids = table[~self.resident].flatten().long()
+        self.others = table[self.resident].flatten().long()
+        self.bytes = self.pages[self.ids]
+        self.pages[self.ids] = float("nan")
+        self.poisons = poisons
+        self.num_waits = 0
+
+    def wait(self) -> None:
+        """From here on, every resident expert's pages hold NaN instead, if they are poisoned."""
+        self.pages[self.ids] = self.bytes
+        if self.poisons:
+            self.pages[self.others] = float("nan")
+        self.num_waits += 1
+
+    @property
+    def late(self) -> Late:
+        """What the computation is told."""
+        return Late(self.resident, self.wait)
+
+
+def _uneven_case(sizes: tuple[int, int, int, int] = (24, 40, 5, 8)) -> Operands:
+    """One expert with more rows than a block of 16 has, some pairs masked, and all of one token's."""
+    case = _case(18, 2, sizes)
+    case[2][:, 1] = 3
+    case[2][::5, 0] = -1
+    case[2][4] = -1
+    return case
+
+
+@pytest.mark.parametrize("late", LATE, ids=str)
+@pytest.mark.parametrize("name", [*SORTED, "few"])
+def test_no_bit_depends_on_which_experts_are_late(name: str, late: list[int]) -> None:
+    """Pages are read once they are there, those that were there before any is waited for; and it is waited once."""
+    config = SORTED.get(name, FEW)
+    case = _uneven_case((24, 40, 5, 8) if config.down.tma else (17, 19, 9, 1))
+    want = paged_moe(*case, config)
+    assert want.isfinite().all()
+    copies = Copies(case, late, poisons=name != "few")
+    assert torch.equal(paged_moe(*case, config, copies.late), want)
+    assert copies.num_waits == 1
+
+
+@pytest.mark.parametrize("late", LATE, ids=str)
+@pytest.mark.parametrize("name", SORTED)
+def test_each_part_computes_its_own_rows_alone(name: str, late: list[int]) -> None:
+    """Nothing is written for a late expert before its pages are there, nor anything for the others after."""
+    config, case = SORTED[name], _uneven_case()
+    batch, copies = Batch(*case), Copies(case, late, poisons=True)
+    order = align(batch.topk_ids, batch.table, config.block_m, resident=copies.resident)
+    first = int(order.num_blocks[1]) * config.block_m
+    rows = torch.zeros(len(order.sorted_token_ids), dtype=torch.bool)
+    rows[order.slots[order.slots >= 0]] = True
+    act, products = torch.zeros(len(rows), 24), torch.zeros(len(rows), 40)
+    gate_up(batch, config, order, act, "resident")
+    down(batch, config, order, act, products, "resident")
+    for made in (act, products):
+        assert torch.equal(made.any(1).nonzero(), rows[:first].nonzero())
+    before = act[:first].clone(), products[:first].clone()
+    copies.wait()
+    gate_up(batch, config, order, act, "late")
+    down(batch, config, order, act, products, "late")
+    for made, was in zip((act, products), before, strict=True):
+        assert made.isfinite().all()
+        assert torch.equal(made.any(1), rows)
+        assert torch.equal(made[:first], was)
+
+
+@pytest.mark.parametrize("late", [None, *LATE], ids=str)
 @pytest.mark.parametrize("is_tiled", [False, True])
-def test_the_alignment_sorts_stably_and_pads_with_nobody(is_tiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
-    """Each expert's pairs are in order, from a block's start on; both ways to place them agree with a plain loop."""
+def test_the_alignment_sorts_stably_and_pads_with_nobody(
+    is_tiled: bool,  # noqa: FBT001
+    late: list[int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each expert's pairs are in order, from a block's start on, late ones behind; both ways agree with a loop."""
     if is_tiled:
         monkeypatch.setattr(align_module, "PAIRS_AT_ONCE", 0)
         monkeypatch.setattr(align_module, "TILE", 32)
@@ -147,16 +237,22 @@ def test_the_alignment_sorts_stably_and_pads_with_nobody(is_tiled: bool, monkeyp
     ids, table = _case(61)[2], _case(61)[5]
     ids[::7, 1] = -1
     ids[ids == 3] = 4
-    order = align(ids, table, block_m)
+    behind = late or []
+    resident = None if late is None else torch.tensor([expert not in behind for expert in range(n)])
+    order = align(ids, table, block_m, resident=resident)
     pairs = ids.flatten().tolist()
-    sorted_ids, pages = [], []
-    for expert in range(n):
+    sorted_ids: list[int] = []
+    pages: list[list[int]] = []
+    starts = [0] * n
+    for expert in sorted(range(n), key=lambda expert: expert in behind):
+        starts[expert] = len(pages)
         own = [pair for pair, routed in enumerate(pairs) if routed == expert]
         own += [len(pairs)] * (-len(own) % block_m)
         sorted_ids += own
         pages += [table[expert].tolist()] * (len(own) // block_m)
     assert order.sorted_token_ids[: len(sorted_ids)].tolist() == sorted_ids
-    assert order.num_blocks.item() == len(pages)
+    num_resident = min((starts[expert] for expert in behind), default=len(pages))
+    assert order.num_blocks.tolist() == [len(pages), num_resident][: 1 if late is None else 2]
     assert order.block_pages.tolist() == pages + [[-1] * 3] * (len(order.block_pages) - len(pages))
     assert order.slots.tolist() == [-1 if pairs[pair] < 0 else sorted_ids.index(pair) for pair in range(len(pairs))]
 
@@ -178,3 +274,13 @@ def test_operands_that_the_kernels_would_misread_are_told() -> None:
         Batch(hidden, weights, ids, up, down, table.t().contiguous().t()),
     )
     assert not any(batch.is_supported for batch in wrong)
+
+
+def test_residency_that_the_alignment_would_misread_is_refused() -> None:
+    """A flag is one byte, there is one an expert, and they lie side by side."""
+    case = _case(4)
+    resident = torch.ones(5, dtype=torch.bool)
+    wrong = (resident.int(), resident[:4], torch.ones(10, dtype=torch.bool)[::2], resident.to("meta"))
+    for flags in wrong:
+        with pytest.raises(AssertionError, match="resident"):
+            paged_moe(*case, FEW, Late(flags, lambda: None))

@@ -3,7 +3,8 @@
 Called by `launch`. Shapes: T tokens, N experts, K top-k; a *pair* is `token * K + rank`, a *slot* a row of the sorted
 order, in which every expert starts at a multiple of BLOCK_M. The page table is looked up here, once a block, so that a
 tile's weights are one load away. Nothing depends on data but the arrays' contents: no sync, no atomics, and the same
-batch always gets the same slots.
+batch always gets the same slots. Where some experts are late, their blocks come behind all others, so that either sort
+of block is one span; which pairs share a block doesn't depend on it.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class Alignment:
     block_pages: torch.Tensor
     """[blocks, 3] int32: the pages of each block's expert, -1 where there are fewer blocks."""
     num_blocks: torch.Tensor
-    """[1] int32."""
+    """[1] int32, or [2] where some experts may be late: of all experts, and of the resident ones, which come first."""
     slots: torch.Tensor
     """[T * K] int32: the slot of each pair, -1 where its expert is masked."""
 
@@ -43,12 +44,22 @@ def max_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
     return num_experts + (num_pairs - num_experts) // block_m
 
 
-def align(topk_ids: torch.Tensor, table: torch.Tensor, block_m: int, *, pdl: bool = False) -> Alignment:
-    """The alignment of `topk_ids` [T, K] int32, in which -1 masks a pair, with `table` [N, 3]; in stream order."""
+def align(
+    topk_ids: torch.Tensor,
+    table: torch.Tensor,
+    block_m: int,
+    *,
+    pdl: bool = False,
+    resident: torch.Tensor | None = None,
+) -> Alignment:
+    """The alignment of `topk_ids` [T, K] int32, in which -1 masks a pair, with `table` [N, 3]; in stream order.
+
+    With `resident` [N] bool, the blocks of experts that are come before those of experts that aren't.
+    """
     pairs, num_experts = topk_ids.numel(), table.shape[0]
     blocks = max_blocks(pairs, num_experts, block_m)
-    made = _empty(topk_ids.device, blocks, block_m, pairs)
-    arrays = (topk_ids, table, made.sorted_token_ids, made.block_pages, made.num_blocks, made.slots)
+    made = _empty(topk_ids.device, blocks, block_m, pairs, 1 if resident is None else 2)
+    arrays = (topk_ids, table, resident, made.sorted_token_ids, made.block_pages, made.num_blocks, made.slots)
     bins = triton.next_power_of_2(num_experts)
     if pairs <= PAIRS_AT_ONCE:
         width = max(triton.next_power_of_2(pairs), 32)
@@ -67,17 +78,18 @@ def align(topk_ids: torch.Tensor, table: torch.Tensor, block_m: int, *, pdl: boo
     return made
 
 
-def _empty(device: torch.device, blocks: int, block_m: int, pairs: int) -> Alignment:
+def _empty(device: torch.device, blocks: int, block_m: int, pairs: int, counts: int) -> Alignment:
     def make(*size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.int32, device=device)
 
-    return Alignment(make(blocks * block_m), make(blocks, 3), make(1), make(pairs))
+    return Alignment(make(blocks * block_m), make(blocks, 3), make(counts), make(pairs))
 
 
-@triton.jit(do_not_specialize=["pairs", "max_blocks"])
+@triton.jit(do_not_specialize=["pairs", "max_blocks"], do_not_specialize_on_alignment=["resident_ptr"])
 def _place_experts(
     ids_ptr,
     table_ptr,
+    resident_ptr,
     sorted_ptr,
     block_pages_ptr,
     num_blocks_ptr,
@@ -102,7 +114,12 @@ def _place_experts(
     counts = tl.histogram(ids, BINS, mask=ids >= 0)  # [BINS]
     bins = tl.arange(0, BINS)
     blocks = (counts + BLOCK_M - 1) // BLOCK_M
-    first = tl.sum(tl.where(bins < expert, blocks, 0))
+    is_late = False
+    if resident_ptr is None:
+        first = tl.sum(tl.where(bins < expert, blocks, 0))
+    else:
+        is_late = tl.load(resident_ptr + bins, mask=bins < tl.num_programs(0), other=1) == 0
+        first = tl.sum(tl.where(bins == expert, _starts(blocks, is_late), 0))
     count = tl.sum(tl.where(bins == expert, counts, 0))
     own = (count + BLOCK_M - 1) // BLOCK_M
     is_own = ids == expert
@@ -112,12 +129,22 @@ def _place_experts(
     if expert == 0:
         total = tl.sum(blocks)
         tl.store(num_blocks_ptr, total)
+        if resident_ptr is not None:
+            tl.store(num_blocks_ptr + 1, total - tl.sum(tl.where(is_late, blocks, 0)))
         tl.store(slots_ptr + pair, -1, mask=(pair < pairs) & (ids < 0))
         _name(block_pages_ptr, total, max_blocks - total, -1, -1, -1, LANES)
     row = tl.arange(0, BLOCK_M)
     used = count - (own - 1) * BLOCK_M
     tl.store(sorted_ptr + (first + own - 1) * BLOCK_M + row, pairs, mask=row >= used)
     _name(block_pages_ptr, first, own, w1, w3, w2, LANES)
+
+
+@triton.jit
+def _starts(blocks, is_late):
+    """The first block of each expert: late ones come behind all others, both in order."""
+    late = tl.where(is_late, blocks, 0)
+    before = tl.cumsum(late, 0) - late  # of late experts
+    return tl.where(is_late, tl.sum(blocks - late) + before, tl.cumsum(blocks, 0) - blocks - before)
 
 
 @triton.jit
@@ -142,10 +169,11 @@ def _count_tile(ids_ptr, counts_ptr, pairs, BINS: tl.constexpr, TILE: tl.constex
     tl.store(counts_ptr + tile * BINS + tl.arange(0, BINS), tl.histogram(ids, BINS, mask=ids >= 0))
 
 
-@triton.jit(do_not_specialize=["pairs", "max_blocks", "tiles"])
+@triton.jit(do_not_specialize=["pairs", "max_blocks", "tiles"], do_not_specialize_on_alignment=["resident_ptr"])
 def _place_tile(
     ids_ptr,
     table_ptr,
+    resident_ptr,
     sorted_ptr,
     block_pages_ptr,
     num_blocks_ptr,
@@ -177,6 +205,9 @@ def _place_tile(
     w1 = tl.load(table_ptr + bins * 3, mask=bins < N, other=0)
     w3 = tl.load(table_ptr + bins * 3 + 1, mask=bins < N, other=0)
     w2 = tl.load(table_ptr + bins * 3 + 2, mask=bins < N, other=0)
+    is_late = False
+    if resident_ptr is not None:
+        is_late = tl.load(resident_ptr + bins, mask=bins < N, other=1) == 0
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -188,13 +219,18 @@ def _place_tile(
         total += tl.sum(counts, axis=0)
         before += tl.sum(tl.where(other < tile, counts, 0), axis=0)
     blocks = (total + BLOCK_M - 1) // BLOCK_M
-    first = tl.cumsum(blocks, 0) - blocks
+    if resident_ptr is None:
+        first = tl.cumsum(blocks, 0) - blocks
+    else:
+        first = _starts(blocks, is_late)
     slot = tl.gather(first * BLOCK_M + before, tl.maximum(ids, 0), 0) + rank
     tl.store(sorted_ptr + slot, pair, mask=ids >= 0)
     tl.store(slots_ptr + pair, tl.where(ids >= 0, slot, -1), mask=pair < pairs)
     if tile == 0:
         num_blocks = tl.sum(blocks)
         tl.store(num_blocks_ptr, num_blocks)
+        if resident_ptr is not None:
+            tl.store(num_blocks_ptr + 1, num_blocks - tl.sum(tl.where(is_late, blocks, 0)))
         _name(block_pages_ptr, num_blocks, max_blocks - num_blocks, -1, -1, -1, LANES)
     is_mine = (bins % tiles == tile) & (blocks > 0)
     row = tl.arange(0, BLOCK_M)[None, :]

@@ -5,7 +5,9 @@ graphs and the table rewritten between replays.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import triton
@@ -21,6 +23,9 @@ TMA_ALIGNMENT = 16
 """Bytes that the hardware wants a descriptor's address and strides to be multiples of."""
 HOPPER = (9, 0)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+Part = Literal["all", "resident", "late"]
+"""Which blocks a launch computes, as `paged_moe`'s kernels name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,25 @@ class Batch:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Experts whose pages are still being filled when the computation starts; `table` names those pages already."""
+
+    resident: torch.Tensor
+    """[N] bool, contiguous, on the device: the pages of an expert that isn't are read only after `wait`."""
+    wait: Callable[[], None]
+    """Orders whatever is launched next on this stream after the copies; called once."""
+
+    def is_supported(self, table: torch.Tensor) -> bool:
+        """Whether `align` can sort the experts of this table by it."""
+        return (
+            self.resident.dtype == torch.bool
+            and self.resident.shape == table.shape[:1]
+            and self.resident.is_contiguous()
+            and self.resident.device == table.device
+        )
+
+
 def paged_moe(
     hidden: torch.Tensor,
     topk_weights: torch.Tensor,
@@ -62,14 +86,22 @@ def paged_moe(
     down_pages: torch.Tensor,
     table: torch.Tensor,
     config: Config | None = None,
+    late: Late | None = None,
 ) -> torch.Tensor:
-    """The routed experts' output [T, d]; as the reference, and a pair with expert id -1 adds nothing."""
+    """The routed experts' output [T, d]; as the reference, and a pair with expert id -1 adds nothing.
+
+    With `late`, the other experts are computed while its copies run, and no bit of the result depends on which it
+    names; a batch too small to be sorted waits first.
+    """
     batch = Batch(hidden, topk_weights, topk_ids, up_pages, down_pages, table)
     assert batch.is_supported, f"hidden {hidden.dtype} {hidden.shape}, pages {up_pages.shape}, ids {topk_ids.dtype}"
+    assert late is None or late.is_supported(table), f"resident {late.resident.dtype} {late.resident.shape}"
     if not topk_ids.numel():
+        if late is not None:
+            late.wait()
         return torch.zeros_like(hidden)
     chosen = config or choose(batch)
-    return _few(batch, chosen) if chosen.block_m == 1 else _grouped(batch, chosen)
+    return _few(batch, chosen, late) if chosen.block_m == 1 else _grouped(batch, chosen, late)
 
 
 def choose(batch: Batch) -> Config:
@@ -105,8 +137,10 @@ def _can_tma(batch: Batch) -> bool:
     )
 
 
-def _few(batch: Batch, config: Config) -> torch.Tensor:
-    """Two launches, a pair at a time."""
+def _few(batch: Batch, config: Config, late: Late | None) -> torch.Tensor:
+    """Two launches, a pair at a time; the first of them starts when everything before it has ended."""
+    if late is not None:
+        late.wait()
     (tokens, top_k), (_, f, d) = batch.topk_ids.shape, batch.up_pages.shape
     act = torch.empty((tokens * top_k, f), dtype=batch.hidden.dtype, device=batch.hidden.device)
     out = torch.empty_like(batch.hidden)
@@ -122,46 +156,59 @@ def _few(batch: Batch, config: Config) -> torch.Tensor:
     return out
 
 
-def _grouped(batch: Batch, config: Config) -> torch.Tensor:
-    """Align, two GEMMs, and the weighted sum."""
+def _grouped(batch: Batch, config: Config, late: Late | None) -> torch.Tensor:
+    """Align, two GEMMs, two more for what is late, and the weighted sum."""
     (tokens, top_k), (_, f, d) = batch.topk_ids.shape, batch.up_pages.shape
     dtype, device = batch.hidden.dtype, batch.hidden.device
-    order = align(batch.topk_ids, batch.table, config.block_m, pdl=config.pdl)
+    resident = None if late is None else late.resident
+    order = align(batch.topk_ids, batch.table, config.block_m, pdl=config.pdl, resident=resident)
     slots = order.sorted_token_ids.shape[0]
     act = torch.empty((slots, f), dtype=dtype, device=device)
     products = torch.empty((slots, d), dtype=dtype, device=device)
     out = torch.empty_like(batch.hidden)
-    gate_up(batch, config, order, act)
-    down(batch, config, order, act, products)
+    first: Part = "all" if late is None else "resident"
+    gate_up(batch, config, order, act, first)
+    down(batch, config, order, act, products, first)
+    if late is not None:
+        late.wait()
+        gate_up(batch, config, order, act, "late")
+        down(batch, config, order, act, products, "late")
     sum_kernel[(tokens, triton.cdiv(d, SUM_BLOCK))](
         products, batch.topk_weights, order.slots, out, top_k, d, SUM_BLOCK, config.pdl, num_warps=4, **_after(config)
     )
     return out
 
 
-def gate_up(batch: Batch, config: Config, order: Alignment, act: torch.Tensor) -> None:
-    """Fill `act` [slots, f]; rows that pad a block are left as they were."""
+def gate_up(batch: Batch, config: Config, order: Alignment, act: torch.Tensor, part: Part = "all") -> None:
+    """Fill the rows of `act` [slots, f] of a part; rows that pad a block are left as they were.
+
+    The late part follows another stream too, so it doesn't start while the kernel before it ends.
+    """
     gemm, (_, f, d), (tokens, top_k) = config.gate_up, batch.up_pages.shape, batch.topk_ids.shape
     blocks, tma = order.block_pages.shape[0], gemm.tma and _can_tma(batch)
-    gate_up_kernel[(blocks * triton.cdiv(f, gemm.block_n),)](
+    tiles = blocks * triton.cdiv(f, gemm.block_n)
+    gate_up_kernel[(min(tiles, _num_sms(act.device)) if part == "late" else tiles,)](
         batch.hidden, batch.up_pages, _pages_desc(batch.up_pages, gemm) if tma else None, act,
-        order.sorted_token_ids, order.block_pages, tokens * top_k, blocks, batch.up_pages.stride(0), top_k, f, d,
-        config.block_m, gemm.block_n, gemm.block_k, gemm.group_m, gemm.halvings, tma, gemm.swap, config.pdl,
-        num_warps=gemm.num_warps, num_stages=gemm.num_stages, **_after(config),
+        order.sorted_token_ids, order.block_pages, None if part == "all" else order.num_blocks, tokens * top_k, blocks,
+        batch.up_pages.stride(0), top_k, f, d, config.block_m, gemm.block_n, gemm.block_k, gemm.group_m, gemm.halvings,
+        tma, gemm.swap, config.pdl, part,
+        num_warps=gemm.num_warps, num_stages=gemm.num_stages, **({} if part == "late" else _after(config)),
     )  # fmt: skip
 
 
-def down(batch: Batch, config: Config, order: Alignment, act: torch.Tensor, products: torch.Tensor) -> None:
-    """Fill `products` [slots, d] from `act` [slots, f]; rows that pad a block are left as they were."""
+def down(
+    batch: Batch, config: Config, order: Alignment, act: torch.Tensor, products: torch.Tensor, part: Part = "all"
+) -> None:
+    """Fill the rows of `products` [slots, d] of a part from `act` [slots, f]; as `gate_up` otherwise."""
     gemm, (_, f, d), pairs = config.down, batch.up_pages.shape, order.slots.numel()
     blocks, tma = order.block_pages.shape[0], gemm.tma and _can_tma(batch)
     tiles, persistent = blocks * triton.cdiv(d, gemm.block_n), tma and gemm.persistent
-    down_kernel[(min(tiles, _num_sms(act.device)) if persistent else tiles,)](
+    down_kernel[(min(tiles, _num_sms(act.device)) if persistent or part == "late" else tiles,)](
         act, TensorDescriptor.from_tensor(act, [config.block_m, gemm.block_k]) if persistent else None,
         batch.down_pages, _pages_desc(batch.down_pages, gemm) if tma else None, products,
         order.sorted_token_ids, order.block_pages, order.num_blocks, pairs, blocks, batch.up_pages.stride(0), d, f,
         config.block_m, gemm.block_n, gemm.block_k, gemm.group_m, gemm.halvings, tma, persistent, gemm.swap, config.pdl,
-        num_warps=gemm.num_warps, num_stages=gemm.num_stages, **_after(config),
+        part, num_warps=gemm.num_warps, num_stages=gemm.num_stages, **_after(config),
     )  # fmt: skip
 
 

@@ -5,6 +5,10 @@ a *pair* is `token * K + rank`, a *slot* a row of the order that `align` made, B
 A tile is one block times BLOCK_N rows of a weight matrix, and looks its page up once. Matrices are [rows, cols] =
 [f, d] (W1, W3) or [d, f] (W2), `page` elements apart in the arena, rows past the last are masked: BLOCK_N needn't
 divide them. With TMA set, the two descriptors are [P, rows, cols] over the whole arena, so the hardware masks.
+
+PART says which blocks a launch computes: "all", "resident" (the first ones) or "late" (those behind them, whose pages
+the launches before don't read). How many there are only the device knows, so the late ones are a few programs' loop.
+A tile is computed by the same function in all three, and has the same bits.
 """
 
 import triton
@@ -23,6 +27,7 @@ def gate_up_kernel(
     act_ptr,
     sorted_ptr,
     block_pages_ptr,
+    num_blocks_ptr,
     pairs,
     blocks,
     page,
@@ -37,19 +42,33 @@ def gate_up_kernel(
     TMA: tl.constexpr,
     SWAP: tl.constexpr,
     PDL: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """act[slot, n] = silu(W1_n · x) * (W3_n · x), x the token of the slot's pair."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    block, strip = _place(tl.program_id(0), blocks, tl.cdiv(ROWS, BLOCK_N), GROUP_M)
-    w1 = tl.load(block_pages_ptr + block * 3 + W1)
-    w3 = tl.load(block_pages_ptr + block * 3 + W3)
-    if w1 >= 0:
-        _gate_up_tile(
-            block * BLOCK_M, strip * BLOCK_N, w1, w3, hidden_ptr, pages_ptr, pages_desc, act_ptr, sorted_ptr, pairs,
-            page, TOP_K, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, HALVINGS, TMA, SWAP,
-        )  # fmt: skip
+    strips = tl.cdiv(ROWS, BLOCK_N)
+    if PART == "late":
+        before, count = _span(num_blocks_ptr, PART)
+        for tile in tl.range(tl.program_id(0), count * strips, tl.num_programs(0)):
+            block, strip = _place(tile, count, strips, GROUP_M)
+            block += before
+            w1 = tl.load(block_pages_ptr + block * 3 + W1)
+            w3 = tl.load(block_pages_ptr + block * 3 + W3)
+            _gate_up_tile(
+                block * BLOCK_M, strip * BLOCK_N, w1, w3, hidden_ptr, pages_ptr, pages_desc, act_ptr, sorted_ptr,
+                pairs, page, TOP_K, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, HALVINGS, TMA, SWAP,
+            )  # fmt: skip
+    else:
+        block, strip = _place(tl.program_id(0), blocks, strips, GROUP_M)
+        w1 = tl.load(block_pages_ptr + block * 3 + W1)
+        w3 = tl.load(block_pages_ptr + block * 3 + W3)
+        if _is_due(block, w1, num_blocks_ptr, PART):
+            _gate_up_tile(
+                block * BLOCK_M, strip * BLOCK_N, w1, w3, hidden_ptr, pages_ptr, pages_desc, act_ptr, sorted_ptr,
+                pairs, page, TOP_K, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, HALVINGS, TMA, SWAP,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -126,25 +145,33 @@ def down_kernel(
     PERSISTENT: tl.constexpr,
     SWAP: tl.constexpr,
     PDL: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """products[slot, n] = W2_n · act[slot]; persistent programs read the slots' rows by descriptor too."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     strips = tl.cdiv(ROWS, BLOCK_N)
-    if PERSISTENT:
-        num_blocks = tl.load(num_blocks_ptr)
-        for tile in tl.range(tl.program_id(0), num_blocks * strips, tl.num_programs(0), flatten=True):
-            block, strip = _place(tile, num_blocks, strips, GROUP_M)
+    if PERSISTENT or PART == "late":
+        before, count = _span(num_blocks_ptr, PART)
+        for tile in tl.range(tl.program_id(0), count * strips, tl.num_programs(0), flatten=PERSISTENT):
+            block, strip = _place(tile, count, strips, GROUP_M)
+            block += before
             w2 = tl.load(block_pages_ptr + block * 3 + W2)
-            _down(
-                block * BLOCK_M, strip * BLOCK_N, w2, act_ptr, rows_desc, pages_ptr, pages_desc, products_ptr,
-                sorted_ptr, pairs, page, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, TMA, PERSISTENT, SWAP,
-            )  # fmt: skip
+            if PERSISTENT:
+                _down(
+                    block * BLOCK_M, strip * BLOCK_N, w2, act_ptr, rows_desc, pages_ptr, pages_desc, products_ptr,
+                    sorted_ptr, pairs, page, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, TMA, PERSISTENT, SWAP,
+                )  # fmt: skip
+            else:
+                _down_tile(
+                    block * BLOCK_M, strip * BLOCK_N, w2, act_ptr, rows_desc, pages_ptr, pages_desc, products_ptr,
+                    sorted_ptr, pairs, page, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, HALVINGS, TMA, SWAP,
+                )  # fmt: skip
     else:
         block, strip = _place(tl.program_id(0), blocks, strips, GROUP_M)
         w2 = tl.load(block_pages_ptr + block * 3 + W2)
-        if w2 >= 0:
+        if _is_due(block, w2, num_blocks_ptr, PART):
             _down_tile(
                 block * BLOCK_M, strip * BLOCK_N, w2, act_ptr, rows_desc, pages_ptr, pages_desc, products_ptr,
                 sorted_ptr, pairs, page, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, HALVINGS, TMA, SWAP,
@@ -221,6 +248,30 @@ def sum_kernel(
         at = products_ptr + slot.to(tl.int64) * COLS + col
         total += weight * tl.load(at, mask=(col < COLS) & (slot >= 0), other=0.0).to(tl.float32)
     tl.store(out_ptr + token.to(tl.int64) * COLS + col, total.to(out_ptr.dtype.element_ty), mask=col < COLS)
+
+
+@triton.jit
+def _span(num_blocks_ptr, PART: tl.constexpr):
+    """How many blocks come before those of a part, and how many it has."""
+    before = 0
+    if PART == "late":
+        before = tl.load(num_blocks_ptr + 1)
+        count = tl.load(num_blocks_ptr) - before
+    elif PART == "resident":
+        count = tl.load(num_blocks_ptr + 1)
+    else:
+        count = tl.load(num_blocks_ptr)
+    return before, count
+
+
+@triton.jit
+def _is_due(block, page_id, num_blocks_ptr, PART: tl.constexpr):
+    """Whether a block, of as many as any routing can need, has rows that this launch computes."""
+    if PART == "resident":
+        is_due = block < tl.load(num_blocks_ptr + 1)
+    else:
+        is_due = page_id >= 0
+    return is_due
 
 
 @triton.jit

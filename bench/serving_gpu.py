@@ -171,8 +171,14 @@ def use_vllm_kernel() -> None:
     from elasticmoe.runtime.engine import moe_method
     from elasticmoe.runtime.engine.paged_kernel import paged_moe_vllm
 
+    def compute(*operands: Any) -> Any:
+        *tensors, late = operands
+        if late is not None:
+            late.wait()
+        return paged_moe_vllm(*tensors)
+
     patched: Any = moe_method
-    patched.paged_moe_triton = paged_moe_vllm
+    patched.paged_moe_triton = compute
 
 
 def describe(

@@ -32,7 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--cells", required=True, help="workload:routing:kv_gib[@rate][xREPEATS],…")
     one.add_argument("--policy", choices=("goodput", "threshold", "fixed"), default="goodput")
     one.add_argument("--limit", type=int, help="experts of a layer that may leave (default: the runtime's)")
-    one.add_argument("--fetch", choices=("host", "device"), help="default: device where the system has graphs")
+    one.add_argument("--fetch", choices=("host", "device"), help="default: the system's")
     one.add_argument("--eager", action="store_true", help="no graphs, whatever the system")
     one.add_argument("--follow", type=Path, help="file of a run whose policy's plans are followed")
     one.add_argument("--bus-gb-s", type=float, help="slow fetches down to this rate")

@@ -8,7 +8,7 @@ of an AR(1) process, T tokens. Imports torch; vLLM is patched by `forced.py`.
 import torch
 
 NUM_ROWS = 512
-NUM_POSITIONS = 1024
+NUM_POSITIONS = 4096
 EXPERT_WEIGHT, REQUEST_WEIGHT, RHO = 0.8, 0.75, 0.5
 SEED = 20
 

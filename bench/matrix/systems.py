@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +30,26 @@ class System:
     is_eager: bool = False
     policy: str | None = None
     """None: as the command line says."""
-    fetch: str = "host"
+    fetch: str | None = None
+    """None: as the runtime chooses, which is the device where there is a GPU."""
     has_own_kernel: bool = True
     is_resident: bool = False
     """Whether experts never leave the device: the replay."""
 
 
+EAGER = System(is_elastic=True, is_eager=True, fetch="host")
+"""Ours as it was before fetches were driven by the device."""
 SYSTEMS = {
     "stock-graphs": System(),
     "stock-eager": System(is_eager=True),
     "uva": System(),
     "prefetch": System(),
-    "ours": System(is_elastic=True, fetch="device"),
-    "replay": System(is_elastic=True, fetch="device", is_resident=True),
-    "ablation-fixed": System(is_elastic=True, is_eager=True, policy="fixed", has_own_kernel=False),
-    "ablation-pool": System(is_elastic=True, is_eager=True, policy="threshold", has_own_kernel=False),
-    "ablation-adjuster": System(is_elastic=True, is_eager=True, policy="goodput", has_own_kernel=False),
-    "ablation-kernel": System(is_elastic=True, is_eager=True, policy="goodput"),
+    "ours": System(is_elastic=True),
+    "replay": System(is_elastic=True, is_resident=True),
+    "ablation-fixed": replace(EAGER, policy="fixed", has_own_kernel=False),
+    "ablation-pool": replace(EAGER, policy="threshold", has_own_kernel=False),
+    "ablation-adjuster": replace(EAGER, policy="goodput", has_own_kernel=False),
+    "ablation-kernel": replace(EAGER, policy="goodput"),
 }
 
 
@@ -116,7 +119,7 @@ def memory_flags(args: Namespace, system: System, model: Model) -> dict[str, Any
         return {"kv_cache_memory_bytes": room + spare}
     ours: dict[str, Any] = {"arena_bytes": room + model.experts_bytes, "policy": system.policy or args.policy}
     fetch = args.fetch or system.fetch
-    return {"additional_config": {"elasticmoe": ours | ({} if fetch == "host" else {"fetch": fetch})}}
+    return {"additional_config": {"elasticmoe": ours | ({"fetch": fetch} if fetch else {})}}
 
 
 def start_engine(args: Namespace, model: Model) -> tuple[Any, float]:

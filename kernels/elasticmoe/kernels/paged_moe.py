@@ -8,7 +8,8 @@ divide them. With TMA set, the two descriptors are [P, rows, cols] over the whol
 
 PART says which blocks a launch computes: "all", "resident" (the first ones) or "late" (those behind them, whose pages
 the launches before don't read). How many there are only the device knows, so the late ones are a few programs' loop.
-A tile is computed by the same function in all three, and has the same bits.
+A tile is computed by the same function in all three, and has the same bits; the loop around it has no pipeline of its
+own, so that it takes no more shared memory.
 """
 
 import triton
@@ -51,7 +52,7 @@ def gate_up_kernel(
     strips = tl.cdiv(ROWS, BLOCK_N)
     if PART == "late":
         before, count = _span(num_blocks_ptr, PART)
-        for tile in tl.range(tl.program_id(0), count * strips, tl.num_programs(0)):
+        for tile in tl.range(tl.program_id(0), count * strips, tl.num_programs(0), num_stages=1):
             block, strip = _place(tile, count, strips, GROUP_M)
             block += before
             w1 = tl.load(block_pages_ptr + block * 3 + W1)
@@ -154,7 +155,10 @@ def down_kernel(
     strips = tl.cdiv(ROWS, BLOCK_N)
     if PERSISTENT or PART == "late":
         before, count = _span(num_blocks_ptr, PART)
-        for tile in tl.range(tl.program_id(0), count * strips, tl.num_programs(0), flatten=PERSISTENT):
+        stages: tl.constexpr = None if PERSISTENT else 1
+        for tile in tl.range(
+            tl.program_id(0), count * strips, tl.num_programs(0), num_stages=stages, flatten=PERSISTENT
+        ):
             block, strip = _place(tile, count, strips, GROUP_M)
             block += before
             w2 = tl.load(block_pages_ptr + block * 3 + W2)

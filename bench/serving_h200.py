@@ -5,9 +5,10 @@
 
 A run is one process that starts one system with the largest room for KV, warms it up and serves the cells; smaller
 rooms are made by withdrawing blocks. Weights are random and the routing is forced (`matrix/routing.py`). SPEC is
-`workload:routing:kv_gib[@rate][xREPEATS],…`, such as `closed:skewed:0.5x3,light:skewed:8,open:skewed:2@3.5`. Rows are
-appended to FILE as JSON lines, their tokens to FILE.tokens.jsonl; a `replay` that is given `--follow FILE` of `ours`
-decides as that run did, so that it serves the same batches with every expert resident.
+`workload:routing:kv_gib[@rate][xREPEATS],…`, such as `closed:skewed:0.5x3,light:skewed:8,open:skewed:2@0.7`: `kv_gib`
+of one GPU, `rate` how many times faster than in the trace requests come. Rows are appended to FILE as JSON lines, their
+tokens to FILE.tokens.jsonl; a `replay` that is given `--follow FILE` of `ours` decides as that run did, so that it
+serves the same batches with every expert resident.
 """
 
 import argparse

@@ -11,6 +11,7 @@ from typing import Any
 from bench.serving.meta import collect_meta
 
 CELL = ("workload", "routing", "kv_gib", "gpus", "bus_gb_s", "rate")
+ANY_BUS = {"bus_gb_s": None}
 RIVAL, OURS, REPLAY = "stock-graphs", "ours", "replay"
 
 
@@ -38,14 +39,17 @@ def cell_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def add_ratios(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows, each with its tokens/s over the median of stock with graphs in the same cell, None without."""
+    """Return the rows, each with its tokens/s over the median of stock with graphs in the same cell, None without.
+
+    Stock fetches nothing, so what it gave without a throttled bus stands beside every bus.
+    """
     rows = list(rows)
     rivals: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for row in rows:
         if row["system"] == RIVAL:
-            rivals[cell_of(row)].append(row["tok_s"])
+            rivals[cell_of(row | ANY_BUS)].append(row["tok_s"])
     medians = {cell: statistics.median(values) for cell, values in rivals.items()}
-    beside = [medians.get(cell_of(row)) for row in rows]
+    beside = [medians.get(cell_of(row | ANY_BUS)) for row in rows]
     return [row | {"ratio": row["tok_s"] / rival if rival else None} for row, rival in zip(rows, beside, strict=True)]
 
 

@@ -1,7 +1,4 @@
-"""Patches that force the routing into vLLM, stock and elastic alike; installed before the engine starts.
-
-Workers are forked, so with tensor parallelism they carry the patches too; `set_skewed` is sent to each of them.
-"""
+"""Patches that force the routing into vLLM, stock and elastic alike; `worker_extension.py` installs them."""
 
 from typing import Any
 
@@ -65,10 +62,9 @@ def install() -> None:
     _follow_inputs()
 
 
-def set_skewed(worker: Any, is_skewed: bool) -> None:  # noqa: FBT001
-    """Switch one worker's routing."""
-    del worker  # whose process this is
-    _active[-1].routing.set_skewed(is_skewed=is_skewed)
+def active_routing() -> ForcedRouting:
+    """Return the routing of this process's worker."""
+    return _active[-1].routing
 
 
 def _force_logits() -> None:
@@ -76,7 +72,7 @@ def _force_logits() -> None:
 
     def apply(self: Any, hidden_states: torch.Tensor, router_logits: torch.Tensor, *rest: Any, **named: Any) -> Any:
         layer = extract_layer_index(self.layer_name)
-        logits = _active[-1].routing.logits(layer, router_logits.shape[0], router_logits.dtype)
+        logits = active_routing().logits(layer, router_logits.shape[0], router_logits.dtype)
         return stock(self, hidden_states, logits, *rest, **named)
 
     MoERunner._apply_quant_method = apply  # noqa: SLF001

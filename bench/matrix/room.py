@@ -62,12 +62,15 @@ class Room:
         self._pool.free_blocks(held)
 
     def settle(self, core: Any) -> bool:
-        """Take idle steps until the engine wants no more; returns whether every expert is resident then."""
+        """Take idle steps until the engine wants no more and none is under way; returns whether all is resident then.
+
+        Gives up after SETTLE_S.
+        """
+        stop_s = time.perf_counter() + SETTLE_S
+        while (self._scheduler.has_requests() or core.batch_queue) and time.perf_counter() < stop_s:
+            core.step_fn()
         if self.adjuster is None:
             return True
-        stop_s = time.perf_counter() + SETTLE_S
-        while self._scheduler.has_requests() and time.perf_counter() < stop_s:
-            core.step_fn()
         return self.num_resident == self.adjuster.geometry.num_layers * self.adjuster.geometry.num_experts
 
     @property

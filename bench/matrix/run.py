@@ -33,7 +33,7 @@ class Bench:
         self.plans = PlanLog()
         self.followed = _read_plans(args.follow)
         self.llm, self.ready_s = start_engine(args, self.model)
-        self.gpu_bytes = self.llm.collective_rpc(device_bytes)
+        self.gpu_bytes = self.llm.collective_rpc("device_bytes")
         self.core: Any = self.llm.llm_engine.engine_core.engine_core
         self.room = Room(self.core.scheduler)
         self.freed = freed_bytes(args.system, self.model)
@@ -59,7 +59,7 @@ class Bench:
         recorder, wall_s = self._serve(arrivals)
         plans, resident_end = self.plans.stop(), self.room.num_resident
         after = self._counts()
-        self._settle()
+        self.room.settle(self.core)
         waited = self._waited()
         row = dict(zip(("workload", "routing", "kv_gib", "gpus", "bus_gb_s", "rate"), self._cell(cell), strict=True))
         row |= {"repeat": cell.repeat, "system": self.args.system} | figures(recorder, wall_s)
@@ -67,6 +67,7 @@ class Bench:
         row |= {name: waited[name] - before["waited"][name] for name in waited}
         row |= {"resident_end": resident_end, "was_settled": before["was_settled"], "kv_blocks": before["kv_blocks"]}
         row |= {"ready_s": self.ready_s, "gpu_bytes": self.gpu_bytes, "policy": self._policy, "limit": self.args.limit}
+        row["freed_bytes"] = self.freed
         if cell.workload == "burst":
             row["series"] = recorder.series
         tokens = {str(number): one.tokens for number, one in recorder.served.items()}
@@ -79,7 +80,7 @@ class Bench:
     def _prepare(self, cell: Cell) -> dict[str, Any]:
         """Bring the engine to the cell's start."""
         self.room.give_back()
-        was_settled = self._settle()
+        was_settled = self.room.settle(self.core)
         self._set_routing(cell.routing)
         kv_blocks = self.room.leave(int(cell.kv_gib * GIB) + self.freed)
         return {
@@ -108,18 +109,11 @@ class Bench:
         self.room.leave(min(need, self.room.most_blocks) * self.room.block_bytes)
         self._serve((Arrival(0.0, num_in, CHURN_OUT),) * num)
         self.room.give_back()
-        self._settle()
+        self.room.settle(self.core)
         say(f"warm; {self._counts().get('evictions', 0)} experts were evicted meanwhile")
 
-    def _settle(self) -> bool:
-        while self.core.batch_queue:
-            self.core.step_fn()
-        return self.room.settle(self.core)
-
     def _set_routing(self, routing: str) -> None:
-        from bench.matrix.forced import set_skewed
-
-        self.llm.collective_rpc(set_skewed, args=(routing == "skewed",))
+        self.llm.collective_rpc("set_skewed", args=(routing == "skewed",))
 
     def _counts(self) -> dict[str, int]:
         if self.room.adjuster is None:
@@ -140,16 +134,6 @@ class Bench:
     @property
     def _policy(self) -> str | None:
         return (self.system.policy or str(self.args.policy)) if self.system.is_elastic else None
-
-
-def device_bytes(worker: Any) -> dict[str, int]:
-    """Return the bytes in use on one worker's device, by torch and in all; nothing on a CPU."""
-    import torch
-
-    if worker.device.type != "cuda":
-        return {}
-    free, total = torch.cuda.mem_get_info(worker.device)
-    return {"allocated": torch.cuda.memory_allocated(worker.device), "used": total - free}
 
 
 def run(args: Namespace) -> None:

@@ -1,6 +1,6 @@
 """The systems of the serving matrix: stock vLLM and its offloaders, ours, and ours with parts left out.
 
-`start_engine` starts one in this process; everything that the bench patches is installed there, before vLLM starts.
+`start_engine` starts one in this process. Workers are patched by their extension, the rest here before vLLM starts.
 """
 
 import json
@@ -45,6 +45,7 @@ SYSTEMS = {
     "uva": System(),
     "prefetch": System(),
     "ours": System(is_elastic=True),
+    "ours-eager": System(is_elastic=True, is_eager=True),
     "replay": System(is_elastic=True, is_resident=True),
     "ablation-fixed": replace(EAGER, policy="fixed", has_own_kernel=False),
     "ablation-pool": replace(EAGER, policy="threshold", has_own_kernel=False),
@@ -146,6 +147,7 @@ def start_engine(args: Namespace, model: Model) -> tuple[Any, float]:
             async_scheduling=True,
             block_size=16,
             tensor_parallel_size=args.tp,
+            worker_extension_cls="bench.matrix.worker_extension.WorkerExtension",
             **memory_flags(args, system, model),
             **offload_flags(args.system, model),
         )
@@ -153,10 +155,6 @@ def start_engine(args: Namespace, model: Model) -> tuple[Any, float]:
 
 
 def _install(args: Namespace, system: System) -> None:
-    from bench.matrix import forced, weights
-
-    weights.install()
-    forced.install()
     if system.is_elastic and not system.has_own_kernel:
         from bench.serving_gpu import use_vllm_kernel
 

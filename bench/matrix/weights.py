@@ -35,5 +35,8 @@ def _fill(name: str, parameter: torch.nn.Parameter) -> None:
         return
     is_expert = name.endswith(("w13_weight", "w2_weight"))
     seed = DUMMY_SEED + extract_layer_index(name) if is_expert else zlib.crc32(name.encode())
-    generator = torch.Generator(parameter.device).manual_seed(seed)
-    parameter.data.uniform_(-WEIGHT_RANGE, WEIGHT_RANGE, generator=generator)
+    device = torch.device("cuda") if torch.cuda.is_available() else parameter.device  # offloaded ones are on the host
+    values = parameter.data if device.type == parameter.device.type else torch.empty_like(parameter, device=device)
+    values.uniform_(-WEIGHT_RANGE, WEIGHT_RANGE, generator=torch.Generator(device).manual_seed(seed))
+    if values is not parameter.data:
+        parameter.data.copy_(values)

@@ -19,6 +19,8 @@ LIGHT_REQUESTS = 8
 CALM_RATE = 2.0
 """Requests a second after a burst."""
 MOST_OUT = 1024
+TRACE_START_S = 300.0
+"""Where in the trace the open loop starts: its first minutes are a ramp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,11 @@ def _trace_arrivals(trace: Path, rate: float, sizes: Sizes) -> tuple[Arrival, ..
         for row in csv.DictReader(file):
             when = datetime.fromisoformat(row["TIMESTAMP"][:26])
             start = start or when
-            at_s = (when - start).total_seconds() / rate
+            at_s = ((when - start).total_seconds() - TRACE_START_S) / rate
             if at_s >= sizes.seconds:
                 break
             num_in, num_out = int(row["ContextTokens"]), int(row["GeneratedTokens"])
-            if num_in <= sizes.most_in:
+            if at_s >= 0 and num_in <= sizes.most_in:
                 arrivals.append(Arrival(at_s, num_in, min(num_out, MOST_OUT, sizes.max_model_len - num_in)))
     if not arrivals:
         raise BadScenario(f"no request of {trace.name} has a prompt of at most {sizes.most_in} tokens: allow longer")

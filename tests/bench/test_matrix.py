@@ -192,10 +192,10 @@ def _row(system: str, tok_s: float, repeat: int = 0, kv_gib: float = 1.0) -> dic
 
 
 def test_ratios_are_to_the_median_of_stock() -> None:
-    """Of the same cell only; None where stock did not run it."""
+    """Of the same cell only, whatever the bus, which stock doesn't use; None where stock did not run it."""
     rows = [_row("stock-graphs", tok_s, n) for n, tok_s in enumerate((10.0, 30.0, 20.0))]
-    rows += [_row("ours", 40.0), _row("ours", 40.0, kv_gib=2.0)]
-    assert [row["ratio"] for row in add_ratios(rows)] == [0.5, 1.5, 1.0, 2.0, None]
+    rows += [_row("ours", 40.0), _row("ours", 40.0, kv_gib=2.0), _row("ours", 30.0) | {"bus_gb_s": 26.0}]
+    assert [row["ratio"] for row in add_ratios(rows)] == [0.5, 1.5, 1.0, 2.0, None, 1.5]
 
 
 def test_tokens_are_compared_where_both_ran_the_same_batches() -> None:

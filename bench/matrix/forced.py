@@ -1,5 +1,6 @@
 """Patches that force the routing into vLLM, stock and elastic alike; `worker_extension.py` installs them."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ class Forced:
             event.record()
 
 
+@lru_cache(maxsize=4096)
 def row_of(request_id: str) -> int:
     """Return the row of a request that the client named by its number; 0 for any other."""
     head = request_id.split("-", maxsplit=1)[0]

@@ -36,7 +36,8 @@ def _fill(name: str, parameter: torch.nn.Parameter) -> None:
     is_expert = name.endswith(("w13_weight", "w2_weight"))
     seed = DUMMY_SEED + extract_layer_index(name) if is_expert else zlib.crc32(name.encode())
     device = torch.device("cuda") if torch.cuda.is_available() else parameter.device  # offloaded ones are on the host
-    values = parameter.data if device.type == parameter.device.type else torch.empty_like(parameter, device=device)
+    is_there = device.type == parameter.device.type
+    values = parameter.data if is_there else torch.empty_like(parameter, device=device)
     values.uniform_(-WEIGHT_RANGE, WEIGHT_RANGE, generator=torch.Generator(device).manual_seed(seed))
-    if values is not parameter.data:
+    if not is_there:
         parameter.data.copy_(values)

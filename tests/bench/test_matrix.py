@@ -18,10 +18,13 @@ from bench.matrix.combine import add_ratios, combine, compare_tokens, read_lines
 from bench.matrix.drive import Recorder, Served
 from bench.matrix.logits_kernel import _logits_kernel as kernel
 from bench.matrix.measure import company, figures, is_good
+from bench.matrix.plans import Answer
 from bench.matrix.routing import ForcedRouting
 from bench.matrix.systems import Model, goal_bytes, prefetch_group, read_model
 from bench.matrix.workloads import Sizes, make_prompts, plan_arrivals
 from bench.serving.errors import BadScenario
+from elasticmoe.runtime.units import ExpertKey
+from tests.fakes.snapshots import make_snapshot, offloaded_tail
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 QWEN3 = ROOT / "bench" / "models" / "qwen3-30b-a3b.json"
@@ -216,6 +219,17 @@ def test_a_line_that_was_broken_off_is_left_out(tmp_path: Path) -> None:
     path.write_text('{"a": \n{"a": 1}\n')
     with pytest.raises(ValueError, match="Expecting value"):
         read_lines(path)
+
+
+def test_a_noted_plan_is_followed_only_where_it_fits() -> None:
+    """Who leaves must be resident, who comes away, and there must be pages for those that come."""
+    snap = make_snapshot(offloaded_tail(2, 0), free_pages=2)
+    resident, away = ExpertKey(0, 0), ExpertKey(0, 7)
+    assert Answer((resident,), (away,), is_swap=True).fits(snap)
+    assert Answer((resident, ExpertKey(1, 7)), (), is_swap=False).fits(snap)
+    assert not Answer((away,), (), is_swap=False).fits(snap)
+    assert not Answer((), (resident,), is_swap=False).fits(snap)
+    assert not Answer((), (away,), is_swap=False).fits(snap)
 
 
 def _run(folder: Path, system: str, *more: str) -> Path:

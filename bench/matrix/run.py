@@ -28,7 +28,7 @@ class Bench:
         self.args = args
         self.began_s = time.perf_counter()
         self.model: Model = read_model(Path(args.model), args.tp)
-        self.sizes = Sizes(args.requests, args.seconds, args.max_model_len, args.seed)
+        self.sizes = _sizes(args)
         self.system = SYSTEMS[args.system]
         self.plans = PlanLog()
         self.followed = _read_plans(args.follow)
@@ -139,8 +139,14 @@ class Bench:
 def run(args: Namespace) -> None:
     """Run one system through the cells of the command line."""
     cells = parse_cells(args.cells)
+    for cell in cells:  # so that one without requests is refused before the engine starts
+        plan_arrivals(cell, _sizes(args))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     Bench(args).run(cells)
+
+
+def _sizes(args: Namespace) -> Sizes:
+    return Sizes(args.requests, args.seconds, args.max_model_len, args.seed)
 
 
 def _key(cell: list[Any], repeat: int) -> str:

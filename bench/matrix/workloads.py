@@ -81,7 +81,9 @@ def _trace_arrivals(trace: Path, rate: float, sizes: Sizes) -> tuple[Arrival, ..
             if at_s >= 0 and num_in <= sizes.most_in:
                 arrivals.append(Arrival(at_s, num_in, min(num_out, MOST_OUT, sizes.max_model_len - num_in)))
     if not arrivals:
-        raise BadScenario(f"no request of {trace.name} has a prompt of at most {sizes.most_in} tokens: allow longer")
+        raise BadScenario(
+            f"{trace.name} has no prompt of at most {sizes.most_in} tokens in that time: allow longer ones, or more time"
+        )
     return tuple(arrivals)
 
 

@@ -82,7 +82,7 @@ def _trace_arrivals(trace: Path, rate: float, sizes: Sizes) -> tuple[Arrival, ..
                 arrivals.append(Arrival(at_s, num_in, min(num_out, MOST_OUT, sizes.max_model_len - num_in)))
     if not arrivals:
         raise BadScenario(
-            f"{trace.name} has no prompt of at most {sizes.most_in} tokens in that time: allow longer ones, or more time"
+            f"{trace.name} has no prompt of at most {sizes.most_in} tokens then: allow longer ones, or more time"
         )
     return tuple(arrivals)
 

@@ -18,6 +18,8 @@ from bench.serving.progress import say
 
 WARM_REQUESTS, WARM_OUT = 64, 16
 CHURN_IN, CHURN_OUT = 160, 48
+LEARN_REQUESTS, LEARN_IN, LEARN_OUT = 64, 100, 48
+"""Before each cell: enough of its routing for an online ranking to forget the last one's."""
 
 
 class Bench:
@@ -82,6 +84,8 @@ class Bench:
         self.room.give_back()
         was_settled = self.room.settle(self.core)
         self._set_routing(cell.routing)
+        self._serve((Arrival(0.0, LEARN_IN, LEARN_OUT),) * min(LEARN_REQUESTS, self.args.requests))
+        was_settled = self.room.settle(self.core) and was_settled
         kv_blocks = self.room.leave(int(cell.kv_gib * GIB) + self.freed)
         return {
             "was_settled": was_settled or self._policy == "fixed",

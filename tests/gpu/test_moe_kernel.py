@@ -179,7 +179,7 @@ def _uneven_case(num_tokens: int, shape: tuple[int, ...]) -> Operands:
     return case
 
 
-def _assert_any_may_be_late(case: Operands, config: Any) -> None:  # noqa: ANN401  # a Config, or None
+def _assert_any_may_be_late(case: Operands, config: Any) -> None:  # a Config, or None
     from elasticmoe.kernels.launch import paged_moe
 
     num_experts, want = len(case[5]), paged_moe(*case, config)

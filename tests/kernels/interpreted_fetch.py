@@ -130,7 +130,7 @@ def test_with_all_that_is_routed_resident_no_master_is_read() -> None:
 
 
 def test_operands_that_would_be_misread_are_refused() -> None:
-    """Before anything is launched: types and layouts that the kernel doesn't take, and more than eight thread blocks."""
+    """Before anything is launched: types and layouts that no kernel takes, and more than eight thread blocks."""
     layer = make_layer([[0, 1], [1, 0]], [False, False])
     storage = torch.zeros(96, dtype=torch.uint8)
     with pytest.raises(AssertionError, match="strides"):

@@ -44,6 +44,11 @@ def max_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
     return num_experts + (num_pairs - num_experts) // block_m
 
 
+def align_width(pairs: int) -> int:
+    """Pairs that each program of `_place_experts` looks at, padded; 0 where tiles of them are placed instead."""
+    return max(triton.next_power_of_2(pairs), 32) if pairs <= PAIRS_AT_ONCE else 0
+
+
 def align(
     topk_ids: torch.Tensor,
     table: torch.Tensor,
@@ -61,8 +66,7 @@ def align(
     made = _empty(topk_ids.device, blocks, block_m, pairs, 1 if resident is None else 2)
     arrays = (topk_ids, table, resident, made.sorted_token_ids, made.block_pages, made.num_blocks, made.slots)
     bins = triton.next_power_of_2(num_experts)
-    if pairs <= PAIRS_AT_ONCE:
-        width = max(triton.next_power_of_2(pairs), 32)
+    if width := align_width(pairs):
         _place_experts[(num_experts,)](
             *arrays, pairs, blocks, bins, block_m, width, LANES, pdl, num_warps=8 if width > TILE else 4
         )

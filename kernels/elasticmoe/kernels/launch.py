@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from elasticmoe.kernels.align import Alignment, align
+from elasticmoe.kernels.align import Alignment, align, align_width
 from elasticmoe.kernels.config import Config, Gemm, Shape, config_for
 from elasticmoe.kernels.few_pairs import down_few_kernel, gate_up_few_kernel
 from elasticmoe.kernels.paged_moe import down_kernel, gate_up_kernel, sum_kernel
@@ -23,6 +23,9 @@ TMA_ALIGNMENT = 16
 """Bytes that the hardware wants a descriptor's address and strides to be multiples of."""
 HOPPER = (9, 0)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+STEPS_PER_DOUBLING = 16
+"""How finely batch sizes are looked at for other kernels."""
 
 Part = Literal["all", "resident", "late"]
 """Which blocks a launch computes, as `paged_moe`'s kernels name them."""
@@ -111,6 +114,17 @@ def choose(batch: Batch) -> Config:
     device = batch.hidden.device
     shape = Shape(num_experts, top_k, f, d, batch.hidden.dtype)
     return config_for(_device_name(device), shape, tokens, is_hopper=_capability(device) == HOPPER)
+
+
+def warm_sizes(shape: Shape, device: torch.device, most: int) -> list[int]:
+    """Numbers of tokens that together launch every kernel which a batch of 1 to `most` tokens can launch."""
+
+    def kernels(tokens: int) -> tuple[Config, int]:
+        config = config_for(_device_name(device), shape, tokens, is_hopper=_capability(device) == HOPPER)
+        return config, align_width(tokens * shape.top_k)
+
+    grid = sorted({min(round(2 ** (step / STEPS_PER_DOUBLING)), most) for step in range(STEPS_PER_DOUBLING * 24)})
+    return list({kernels(tokens): tokens for tokens in reversed(grid)}.values())[::-1]
 
 
 @functools.cache

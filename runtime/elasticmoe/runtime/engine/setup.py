@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.platforms import current_platform
 
@@ -73,6 +74,19 @@ def fetch_kind(config: RuntimeConfig) -> FetchKind:
         )
         raise ConfigError(message)
     return config.fetch or ("device" if can_drive else "host")
+
+
+def warm_sizes(vllm_config: VllmConfig) -> list[int]:
+    """Return the batch sizes that launch every MoE kernel there may be, but for those that graphs are captured of."""
+    from elasticmoe.kernels import config, launch
+
+    shape, dtype = model_shape(vllm_config), vllm_config.model_config.dtype
+    rows = shape.intermediate_size // vllm_config.parallel_config.tensor_parallel_size
+    layer = config.Shape(shape.num_experts, shape.top_k, rows, shape.hidden_size, dtype)
+    captured = vllm_config.compilation_config.cudagraph_capture_sizes or [0]
+    most = vllm_config.scheduler_config.max_num_batched_tokens
+    device = torch.device(current_platform.device_type)
+    return [size for size in launch.warm_sizes(layer, device, most) if size > max(captured)]
 
 
 def finish(vllm_config: VllmConfig, config: RuntimeConfig) -> None:

@@ -24,7 +24,7 @@ from elasticmoe.runtime.device.report import PendingReport
 from elasticmoe.runtime.engine import refusal
 from elasticmoe.runtime.engine.geometry import page_tiers, pool_geometry, start_load
 from elasticmoe.runtime.engine.routed_experts import building
-from elasticmoe.runtime.engine.setup import fetch_kind, model_shape
+from elasticmoe.runtime.engine.setup import fetch_kind, model_shape, warm_sizes
 from elasticmoe.runtime.engine.warm_pool import loading_into, open_pool, wanted_pool
 from elasticmoe.runtime.errors import ConfigError
 from elasticmoe.runtime.pages.changes import PageDelta
@@ -134,6 +134,16 @@ class ElasticWorkerMixin(_StockWorker):
         report = self._elastic_report(geometry, table.num_resident, table.num_loading_pages)
         for line in report.lines():
             logger.info("%s", line)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Launch every kernel once that a batch beyond the captured sizes may need, then let vLLM warm up and capture.
+
+        Else the first prompt of a size would wait for its compiler.
+        """
+        if self.device.type == "cuda":
+            for num_tokens in warm_sizes(self.vllm_config):
+                self.model_runner._dummy_run(num_tokens, skip_eplb=True, remove_lora=False)
+        return super().compile_or_warm_up_model()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         """Apply the step's page changes, then run it; an output that needs no sampling takes the counts along."""

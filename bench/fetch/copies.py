@@ -1,8 +1,12 @@
 """GB/s out of pinned host memory: the copy engine's, and the fetch kernel's by thread blocks, chunk and stages."""
 
 import itertools
+import json
 import statistics
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +23,15 @@ VECTORS = (4, 16)
 """The fewest and the most 16-byte loads that a thread has in flight in one stage."""
 SHARED_BYTES = 224 * 1024
 """What the stages of a thread block may take on a Hopper GPU."""
+FEW = (
+    Tuning(2, 65536, 8, 3), Tuning(2, 65536, 16, 1), Tuning(4, 32768, 4, 3), Tuning(4, 32768, 8, 1),
+    Tuning(8, 16384, 4, 3), Tuning(8, 32768, 4, 1), Tuning(8, 32768, 4, 3), Tuning(8, 32768, 8, 1),
+    Tuning(8, 65536, 16, 1),
+)  # fmt: skip
+"""The fastest that an H200 knew by thread blocks, warps and stages."""
 REPEATS = 9
+VARIANTS_S = 90
+"""How long the variants may take all together."""
 
 
 def tunings(num_blocks: int) -> Iterator[Tuning]:
@@ -35,7 +47,7 @@ def engine_gb_s(experts: Experts) -> float:
     first, size = experts.pool.matrices(ExpertKey(0, 0))[0], experts.pool.layout.layer_bytes
     host = first.as_strided((size,), (1,), first.storage_offset())
     to = torch.empty(size, dtype=torch.uint8, device="cuda")
-    return _gb_s(size, lambda: to.copy_(host, non_blocking=True))
+    return gb_s_of(size, lambda: to.copy_(host, non_blocking=True))
 
 
 def expert_copies_gb_s(experts: Experts, num_experts: int) -> float:
@@ -47,17 +59,38 @@ def expert_copies_gb_s(experts: Experts, num_experts: int) -> float:
             for page, master in zip(row, experts.pool.matrices(ExpertKey(0, expert)), strict=True):
                 storage[page * size : (page + 1) * size].copy_(master, non_blocking=True)
 
-    return _gb_s(num_experts * experts.pool.layout.expert_bytes, copies)
+    return gb_s_of(num_experts * experts.pool.layout.expert_bytes, copies)
 
 
-def kernel_rows(experts: Experts) -> Iterator[dict[str, Any]]:
+def kernel_rows(experts: Experts, tried: Iterable[Tuning]) -> Iterator[dict[str, Any]]:
     """Rows of {blocks, chunk_bytes, num_warps, num_stages, gb_s}: as many experts as the first loading buffer holds."""
-    for num_blocks in BLOCKS:
-        for tuning in tunings(num_blocks):
-            yield {
-                "blocks": num_blocks, "chunk_bytes": tuning.chunk_bytes, "num_warps": tuning.num_warps,
-                "num_stages": tuning.num_stages, "gb_s": kernel_gb_s(experts, tuning),
-            }  # fmt: skip
+    for tuning in tried:
+        yield {
+            "blocks": tuning.num_blocks, "chunk_bytes": tuning.chunk_bytes, "num_warps": tuning.num_warps,
+            "num_stages": tuning.num_stages, "gb_s": kernel_gb_s(experts, tuning),
+        }  # fmt: skip
+
+
+def sweep() -> Iterator[Tuning]:
+    """Every launch that is worth timing."""
+    return itertools.chain.from_iterable(map(tunings, BLOCKS))
+
+
+def variant_rows() -> list[dict[str, Any]]:
+    """The rows of `bench.fetch.variants`, run in a process of its own, which may fail on its way or hang."""
+    command, root = [sys.executable, "-m", "bench.fetch.variants"], Path(__file__).parents[2]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=VARIANTS_S, cwd=root)
+        out, end = done.stdout, f"ended with {done.returncode}" if done.returncode else ""
+    except subprocess.TimeoutExpired as late:
+        out, end = late.stdout or b"", f"took longer than {VARIANTS_S} s"
+    return read_rows(out.decode(), end)
+
+
+def read_rows(out: str, end: str) -> list[dict[str, Any]]:
+    """The rows that were printed, and another one if the process came to no good end."""
+    found: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return found + ([{"variant": "next one", "error": end}] if end else [])
 
 
 def kernel_gb_s(experts: Experts, tuning: Tuning) -> float:
@@ -70,7 +103,7 @@ def kernel_gb_s(experts: Experts, tuning: Tuning) -> float:
     operands = ids, table, resident, experts.masters(0), experts.storage, size
     pages = experts.buffers[0].flatten().long()
     experts.arena[pages] = 0
-    gb_s = _gb_s(len(pages) * size, lambda: fetch_needed(*operands, tuning=tuning))
+    gb_s = gb_s_of(len(pages) * size, lambda: fetch_needed(*operands, tuning=tuning))
     own = experts.tables[0, :num].flatten().long()
     assert torch.equal(experts.arena[pages], experts.arena[own]), f"wrong bytes with {tuning}"
     return gb_s
@@ -85,7 +118,7 @@ def best_tunings(rows: list[dict[str, Any]]) -> dict[int, Tuning]:
     }
 
 
-def _gb_s(num_bytes: int, call: Callable[[], object]) -> float:
+def gb_s_of(num_bytes: int, call: Callable[[], object]) -> float:
     """The median of some calls, in 10⁹ bytes a second; the first, which may compile, doesn't count."""
     call()
     times_ms = []

@@ -1,21 +1,26 @@
-"""A synthetic decode step of Qwen3-30B-A3B's shape in one CUDA graph, with fetches on a forked stream.
+"""A synthetic decode step of Qwen3-30B-A3B's shape in one CUDA graph, with fetches on forked streams.
 
 A layer is what the model has at a batch's size but for the attention itself: the projections before and after it, the
-residual adds, and the paged MoE. Its routing is given. A layer's fetch starts at its gate, and what it brings is
-computed after the residents, as in the engine. Looking ahead, the side stream is also given, at the gate of layer l,
-what layer l + ahead will route to, as from a perfect predictor; a layer's own fetch then finds nothing to do, but both
-are launched. There is a loading buffer more than layers are looked ahead. Shapes: T tokens, N experts, K top-k,
-S slots, d hidden.
+residual adds, and the paged MoE. Its routing is given. A layer's own fetch starts at its gate, on a side stream.
+Looking ahead, a second side stream is also given, at the gate of layer l, what layer l + ahead will route to, as from a
+perfect predictor; a layer's own fetch then finds nothing to do, but both are launched. Shapes: T tokens, N experts,
+K top-k, S slots, d hidden.
+
+The two fetches of a gate don't wait for each other; layer l's own waits for the one that was ahead for l, which wrote
+what l holds and its slots. Between a gate and its join, then, buffers of layers l to l + ahead are written or yet to
+be read: ahead + 1. Another is not needed, as layer l - 1, whose buffer the fetch for l + ahead takes over, has been
+joined by its own fetch and read by its late experts before gate l, which that fetch waits for.
 """
 
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from bench.fetch.carveout import prefer_shared
 from bench.fetch.setup import SHAPE, Experts, route_layer
 from bench.kernel.timing import capture, interleaved_us
 from elasticmoe.kernels.fetch import NUM_TOTALS, Counts, Tuning, fetch_needed, stamp
@@ -24,10 +29,14 @@ from elasticmoe.kernels.launch import Late, paged_moe
 NUM_LAYERS = 48
 QKV, HEADS = 5120, 4096
 """Columns of the projection before the attention (32 heads of 128, 4 each of keys and values), rows of the other."""
-REPEATS = 7
+REPEATS = 5
 STEPS = 3
 """Calls that are watched for syncs."""
 WATCHED = "elasticmoe watched"
+Join = Literal["late", "arrived", "first"]
+"""When a layer waits for fetches. `late`: before the experts that aren't resident, which come behind the others.
+`arrived`: likewise, but first for the one ahead, whose experts are then computed with the residents. `first`: for all,
+before any expert, so that none is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,18 @@ class Case:
     """Layers; 0: each layer's fetch starts at its own gate."""
     num_offloaded: int
     """Experts of each layer, and slots of each buffer."""
+    join: Join = "late"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How fetches are launched."""
+
+    tuning: Tuning
+    shared_percent: int = -1
+    """Of a multiprocessor's cache, as `prefer_shared` takes it."""
+    priority: int = -1
+    """Of the side streams, as PyTorch has it; the computing stream's is 0. Its graphs keep each kernel's."""
 
 
 class Step:
@@ -55,7 +76,7 @@ class Step:
         self._hidden = torch.randn((case.batch, SHAPE.d), generator=gen, device="cuda").bfloat16()
         self._qkv = torch.randn((len(experts.tables), SHAPE.d, QKV), generator=gen, device="cuda").bfloat16() * 0.005
         self._out = torch.randn((len(experts.tables), HEADS, SHAPE.d), generator=gen, device="cuda").bfloat16() * 0.005
-        self._side = torch.cuda.Stream(priority=-1)
+        self._streams = {priority: [torch.cuda.Stream(priority=priority) for _ in range(2)] for priority in (-1, 0)}
         self.output = self._hidden
         """[T, d], of the last forward."""
         self._held = torch.zeros((NUM_LAYERS, SHAPE.num_experts), dtype=torch.bool, device="cuda")
@@ -70,21 +91,26 @@ class Step:
             hidden = self._experts_of(layer, self._attend(layer, hidden), self._table(layer), None)
         self.output = hidden
 
-    def fetching(self, tuning: Tuning) -> None:
-        """Compute the same, fetching on the side stream."""
-        ahead, hidden = self._case.ahead, self._hidden
+    def fetching(self, launch: Launch) -> None:
+        """Compute the same, fetching on the side streams."""
+        hidden, main = self._hidden, torch.cuda.current_stream()
+        side, early = self._streams[launch.priority]
+        arrived: dict[int, torch.cuda.Event] = {}
         for layer in range(NUM_LAYERS):
             hidden = self._attend(layer, hidden)
-            self._side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._side):
-                self._fetch(layer, tuning)
-                done = self._side.record_event()
-                if ahead:
-                    for later in range(layer + ahead if layer else 1, min(layer + ahead + 1, NUM_LAYERS)):
-                        self._fetch(later, tuning, is_ahead=True)
-            late = Late(self.routed[layer].resident, partial(self._join, done))
-            hidden = self._experts_of(layer, hidden, self._rows[layer], late)
-        torch.cuda.current_stream().wait_stream(self._side)
+            gate = main.record_event()
+            with torch.cuda.stream(side):
+                side.wait_event(gate)
+                if layer in arrived:
+                    side.wait_event(arrived[layer])
+                self._fetch(layer, launch.tuning)
+                done = side.record_event()
+            with torch.cuda.stream(early):
+                for later in layers_ahead(layer, self._case.ahead):
+                    early.wait_event(gate)
+                    self._fetch(later, launch.tuning, is_ahead=True)
+                    arrived[later] = early.record_event()
+            hidden = self._experts_of(layer, hidden, self._rows[layer], self._late(layer, done, arrived.get(layer)))
         self.output = hidden
 
     def fetches(self, tuning: Tuning) -> None:
@@ -101,6 +127,17 @@ class Step:
             counts=None if is_ahead else self._counts, tuning=tuning,
         )  # fmt: skip
 
+    def _late(self, layer: int, done: torch.cuda.Event, arrived: torch.cuda.Event | None) -> Late | None:
+        """What the layer computes behind its join, if anything; waits on the computing stream for what comes first."""
+        resident = self.routed[layer].resident
+        if self._case.join == "first":
+            self._join(done)
+            return None
+        if self._case.join == "arrived" and arrived is not None:
+            torch.cuda.current_stream().wait_event(arrived)
+            resident = resident | self._held[layer]
+        return Late(resident, partial(self._join, done))
+
     def _join(self, done: torch.cuda.Event) -> None:
         stamp(self._counts)
         torch.cuda.current_stream().wait_event(done)
@@ -108,7 +145,7 @@ class Step:
     def _with_slots(self, layer: int) -> torch.Tensor:
         """The layer's table with its offloaded experts in the slots of its loading buffer."""
         rows, away = self._table(layer).clone(), ~self.routed[layer].resident
-        rows[away] = self._experts.buffers[layer % (self._case.ahead + 1)][: int(away.sum())]
+        rows[away] = self._experts.buffers[buffer_of(layer, self._case.ahead)][: int(away.sum())]
         return rows
 
     def _table(self, layer: int) -> torch.Tensor:
@@ -123,39 +160,60 @@ class Step:
         return hidden + paged_moe(hidden, routed.topk_weights, routed.topk_ids, *views, table, late=late)
 
 
-def time_case(experts: Experts, case: Case, tunings: Sequence[Tuning]) -> list[dict[str, Any]]:
-    """Rows of one case, one by each tuning."""
+def layers_ahead(layer: int, ahead: int) -> range:
+    """The layers whose fetches start ahead at this one's gate: one, but at the first gate all up to it."""
+    return range(layer + ahead if layer else 1, min(layer + ahead + 1, NUM_LAYERS)) if ahead else range(0)
+
+
+def buffer_of(layer: int, ahead: int) -> int:
+    """The loading buffer that the layer's experts are fetched to."""
+    return layer % (ahead + 1)
+
+
+def time_case(
+    experts: Experts, case: Case, launches: Sequence[Launch], *, is_watched: bool = False
+) -> list[dict[str, Any]]:
+    """Rows of one case, one by each launch; `is_watched` has syncs counted, which takes a while."""
     step = Step(experts, case)
     step.resident()
     want = step.output.clone()
     base = capture([step.resident])
     rows = []
-    for tuning in tunings:
-        graph = capture([partial(step.fetching, tuning)])
+    for launch in launches:
+        step.fetching(launch)
+        prefer_shared(launch.shared_percent)
+        graph = capture([partial(step.fetching, launch)])
         _empty(experts)
         graph.replay()
-        assert torch.equal(step.output, want), f"fetched experts gave other bits: {case} {tuning}"
-        alone = capture([partial(step.fetches, tuning)])
+        assert torch.equal(step.output, want), f"fetched experts gave other bits: {case} {launch}"
+        alone = capture([partial(step.fetches, launch.tuning)])
         times = [statistics.median(runs) for runs in interleaved_us((base, graph, alone), 1, REPEATS)]
         num_needed = sum(routed.num_needed for routed in step.routed)
-        rows.append(row_of(case, tuning, num_needed, times) | {"syncs_per_step": syncs_per_call(graph.replay)})
+        syncs = syncs_per_call(graph.replay) if is_watched else None
+        rows.append(row_of(case, launch, num_needed, times) | {"syncs_per_step": syncs})
     return rows
 
 
-def row_of(case: Case, tuning: Tuning, num_needed: int, times_us: Sequence[float]) -> dict[str, Any]:
+def row_of(case: Case, launch: Launch, num_needed: int, times_us: Sequence[float]) -> dict[str, Any]:
     """Of the times of a step without fetches, with them, and of the fetches alone.
 
-    `hidden_share` is the share of the fetches' time by which the step didn't get longer; None if nothing was fetched.
+    `hidden_share` is the share of the fetches' time by which the step didn't get longer, `hideable_share` the most that
+    it can be, with the bus busy for the whole step; None if nothing was fetched.
     """
     base_us, step_us, alone_us = times_us
     num_bytes = num_needed * 3 * SHAPE.f * SHAPE.d * 2
+    hidden, hideable = 1 - (step_us - base_us) / alone_us, min(1.0, base_us / alone_us)
+    shares = {"hidden_share": hidden, "hideable_share": hideable, "hidden_of_hideable": hidden / hideable}
+    tuning = launch.tuning
     return {
         "batch": case.batch, "routing": case.routing, "blocks": tuning.num_blocks, "ahead": case.ahead,
-        "offloaded": case.num_offloaded, "fetched_per_layer": round(num_needed / NUM_LAYERS, 2),
-        "base_ms": round(base_us / 1e3, 3), "step_ms": round(step_us / 1e3, 3), "fetch_ms": round(alone_us / 1e3, 3),
+        "offloaded": case.num_offloaded, "join": case.join, "chunk_bytes": tuning.chunk_bytes,
+        "num_warps": tuning.num_warps, "num_stages": tuning.num_stages, "shared_percent": launch.shared_percent,
+        "priority": launch.priority,
+        "fetched_per_layer": round(num_needed / NUM_LAYERS, 2), "base_ms": round(base_us / 1e3, 3),
+        "step_ms": round(step_us / 1e3, 3), "fetch_ms": round(alone_us / 1e3, 3),
         "fetch_gb_s": round(num_bytes / alone_us / 1e3, 2) if num_needed else None,
-        "hidden_share": round(1 - (step_us - base_us) / alone_us, 3) if num_needed else None,
-    }  # fmt: skip
+    } | {name: round(share, 3) if num_needed else None for name, share in shares.items()}  # fmt: skip
 
 
 def syncs_per_call(call: Callable[[], object]) -> float:

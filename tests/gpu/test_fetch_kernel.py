@@ -246,3 +246,52 @@ def test_a_graph_fetches_what_each_replay_needs(tokens: int, is_ahead: bool) -> 
         missing = set((~resident).nonzero().flatten().tolist())
         assert counts.totals[COPIED].item() == (0 if is_ahead else len(routed & missing))
         assert counts.totals[EXPOSED_NS].item() == 0  # the next fetch counts what the last one was waited for
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("arrives_first", [True, False])
+def test_a_layer_joins_what_another_stream_fetched_ahead_of_it(is_right: bool, arrives_first: bool) -> None:  # noqa: FBT001
+    """Foreseen or not, waited for at first or last, the second layer has the bits of a resident one in each replay."""
+    from elasticmoe.kernels.fetch import COPIED, Masters, fetch_needed
+    from elasticmoe.kernels.launch import Late, paged_moe
+
+    layer, counts, held = _layer(), _counts(), torch.zeros(N, dtype=torch.bool, device="cuda")
+    hidden = torch.randn((64, D), device="cuda", dtype=torch.bfloat16)
+    (weights, ids), resident, other = _routing(64, 0), _resident(12, 0), torch.full((64, K), -1, device="cuda").int()
+    foreseen, rows = ids if is_right else other, layer.rows(resident)
+    where = rows, resident, Masters(layer.masters.data_ptr(), E), layer.storage, E
+    side, early = torch.cuda.Stream(priority=-1), torch.cuda.Stream(priority=-1)
+
+    def forward() -> torch.Tensor:
+        main = torch.cuda.current_stream()
+        before = hidden + paged_moe(hidden, weights, ids, *layer.views, layer.table)
+        early.wait_stream(main)
+        with torch.cuda.stream(early):
+            fetch_needed(foreseen, *where, held=held, is_ahead=True)
+        between = before + paged_moe(before, weights, ids, *layer.views, layer.table)
+        side.wait_stream(main)
+        side.wait_stream(early)
+        with torch.cuda.stream(side):
+            fetch_needed(ids, *where, held=held, counts=counts)
+        if arrives_first:
+            main.wait_stream(early)
+        there = resident | held if arrives_first else resident
+        return paged_moe(between, weights, ids, *layer.views, rows, late=Late(there, lambda: main.wait_stream(side)))
+
+    forward()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = forward()
+    for each in (counts.totals, counts.clock):
+        each.zero_()
+    for replays in (1, 2):
+        layer.arena[layer.slots.flatten().long()] = float("nan")
+        graph.replay()
+        want = hidden
+        for _ in range(2):
+            want = want + paged_moe(want, weights, ids, *layer.views, layer.table)
+        assert torch.equal(got, paged_moe(want, weights, ids, *layer.views, layer.table))
+        missing = {e for e in ids.flatten().tolist() if e >= 0 and not bool(resident[e])}
+        assert missing
+        assert counts.totals[COPIED].item() == (0 if is_right else replays * len(missing))

@@ -5,6 +5,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bench.fetch.variants import Box, Copy, Words
 from elasticmoe.kernels import reference
 from elasticmoe.kernels.fetch import (
     COPIED,
@@ -118,6 +119,27 @@ def test_bytes_are_copied_exactly(name: str, blocks: int) -> None:
     got, state = want.clone(), (layer.ids, layer.table, layer.resident)
     reference.fetch_needed(*state, host[off:].view(5, 3, matrix), want, granule)
     fetch_needed(*state, Masters(host.data_ptr() + off, matrix), got, granule, tuning=Tuning(blocks, 64, 1))
+    assert torch.equal(got, want)
+
+
+OTHERS: dict[str, Words | Box] = {
+    "chunks": Words(512, 1),
+    "strips": Words(512, 1, is_strip=True),
+    "boxes of long rows": Box(2, 64),
+    "boxes of short rows": Box(8, 16),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("num", [1, 5])
+def test_other_ways_to_copy_copy_the_same(name: str, num: int) -> None:
+    """Those that the bench compares and that need no device: each matrix is in its page, no other byte has changed."""
+    size = 3072
+    host, want = _bytes(num * size), _bytes(7 * size, seed=1)
+    got, pages = want.clone(), torch.tensor([4, 0, 6, 1, 3], dtype=torch.int32)[:num]
+    for place, page in enumerate(pages.tolist()):
+        want[page * size : (page + 1) * size] = host[place * size : (place + 1) * size]
+    OTHERS[name].launch(Copy(pages, host, got, size))
     assert torch.equal(got, want)
 
 

@@ -9,6 +9,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from bench.fetch import variant_kernels
+from bench.fetch.variants import VARIANTS, Box, Bulk, Words
 from elasticmoe.kernels import fetch
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -21,12 +23,15 @@ COPY: dict[str, Any] = {
 }  # fmt: skip
 
 
+TEXTS = {"LOAD", "LOAD_KEEP", "STORE", "STORE_KEEP", "ASM", "AHEAD"}
+"""Constants that are strings."""
+
+
 def _ptx(kernel: triton.JITFunction, arguments: dict[str, Any], num_warps: int = 8) -> str:
-    """The assembly; a string is an argument's type, anything else a constant."""
-    signature = {name: value if isinstance(value, str) else "constexpr" for name, value in arguments.items()}
-    constants = {
-        (kernel.arg_names.index(name),): value for name, value in arguments.items() if not isinstance(value, str)
-    }
+    """The assembly; a string is an argument's type, anything else a constant, and TEXTS too."""
+    types = {name for name, value in arguments.items() if isinstance(value, str) and name not in TEXTS}
+    signature = {name: value if name in types else "constexpr" for name, value in arguments.items()}
+    constants = {(kernel.arg_names.index(name),): value for name, value in arguments.items() if name not in types}
     made = triton.compile(ASTSource(kernel, signature, constants), target=HOPPER, options={"num_warps": num_warps})
     return str(made.asm["ptx"])
 
@@ -63,3 +68,52 @@ def test_every_kind_of_call_compiles(ids: str, has_held: bool, is_ahead: bool) -
     kind = {"ids_ptr": ids, "HAS_HELD": has_held, "IS_AHEAD": is_ahead, "COUNTS": not is_ahead, "IS_AWAITED": has_held}
     assert ("%globaltimer" in _ptx(fetch._fetch, COPY | kind)) == (not is_ahead)
     assert "%globaltimer" in _ptx(fetch._stamp, {"clock_ptr": "*i64"}, num_warps=1)
+
+
+LAID: dict[str, Any] = {"table_ptr": "*i32", "storage_ptr": "*u8", "address": "i64", "granule": "i64", "num": "i32"}
+MOVES = {
+    "plain": "ld.global.v2.b64", "wide 32": "ld.global.v2.b64", "load .cg": "ld.global.cg.v2.b64",
+    "load evict_first": "ld.global.L1::evict_first.L2::cache_hint.v2.b64", "store .cs": "st.global.cs.v2.b64",
+    "strip light": "ld.global.v2.b64", "l2 256": "ld.global.L1::no_allocate.L2::256B.v2.b64",
+    "l2 ahead": "cp.async.bulk.prefetch.L2.global", "box 256 x 16": "cp.async.bulk.tensor.2d.global.shared::cta",
+    "bulk 384 KiB": "cp.async.bulk.global.shared::cta.bulk_group",
+}  # fmt: skip
+"""Instructions that tell a variant of the copy, by its name."""
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_other_ways_to_copy_are_what_they_are_called(name: str) -> None:
+    """Those that the bench compares compile, down to the device's code, with the instructions they are there for."""
+    variant, matrix = VARIANTS[name], 3 * 2**20
+    if isinstance(variant, Words):
+        texts = {
+            "LOAD": variant.load, "LOAD_KEEP": variant.load_keep, "STORE": variant.store,
+            "STORE_KEEP": variant.store_keep, "ASM": variant.asm, "AHEAD": variant.ahead,
+        }  # fmt: skip
+        sizes = {"MATRIX": matrix, "CHUNK": variant.chunk_bytes, "IS_STRIP": variant.is_strip}
+        ptx = _ptx(variant_kernels.by_words, LAID | texts | sizes, variant.num_warps)
+        assert ptx.count(f"{MOVES[name]} ") == (
+            1 if name == "l2 ahead" else variant.chunk_bytes // (32 * variant.num_warps * 16)
+        )
+    elif isinstance(variant, Box):
+        box = f"tensordesc<i64[{variant.rows}, {variant.cols}]>"
+        types = {"table_ptr": "*i32", "src": box, "dst": box, "granule": "i32", "num": "i32"}
+        sizes = {"MATRIX": matrix, "ROWS": variant.rows, "COLS": variant.cols, "STAGES": variant.stages}
+        assert MOVES[name] in _ptx(variant_kernels.by_box, types | sizes, num_warps=4)
+    else:
+        sizes = {"MATRIX": matrix, "SPAN": variant.span_bytes, "STAGE": variant_kernels.BULK_STAGE_BYTES}
+        assert MOVES[name] in _ptx(variant_kernels.by_bulk, LAID | sizes | {"ASM": variant_kernels.BULK}, num_warps=1)
+
+
+def test_every_way_to_copy_divides_a_matrix() -> None:
+    """There is no mask: a chunk that doesn't would run into the next page."""
+    for variant in VARIANTS.values():
+        if isinstance(variant, Words):
+            chunk = variant.chunk_bytes
+        elif isinstance(variant, Box):
+            chunk = variant.rows * variant.cols * 8
+        else:
+            assert isinstance(variant, Bulk)
+            chunk = variant.span_bytes
+            assert chunk % variant_kernels.BULK_STAGE_BYTES == 0
+        assert (3 * 2**20) % chunk == 0

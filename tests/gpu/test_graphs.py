@@ -93,14 +93,14 @@ def _watch_syncs(engine: Engine) -> list[str]:
     stock = worker.execute_model
 
     def execute_model(output: object) -> object:
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
                 return stock(output)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-            seen.extend(str(each.message) for each in caught if "synchroniz" in str(each.message).lower())
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+                seen.extend(text for each in caught if "called a synchron" in (text := str(each.message)))
 
     worker.execute_model = execute_model
     return seen

@@ -2,13 +2,15 @@
 
     python -m bench.serving_h200 run --system ours --model bench/models/qwen3-30b-a3b.json --cells SPEC --out FILE
     python -m bench.serving_h200 combine FILES… --device NAME --commit SHA --out bench/results/serving-h200.json
+    python -m bench.serving_h200 report bench/results/serving-h200.json --page docs/performance.md
 
 A run is one process that starts one system with the largest room for KV, warms it up and serves the cells; smaller
 rooms are made by withdrawing blocks. Weights are random and the routing is forced (`matrix/routing.py`). SPEC is
 `workload:routing:kv_gib[@rate][xREPEATS],…`, such as `closed:skewed:0.5x3,light:skewed:8,open:skewed:2@0.7`: `kv_gib`
 of one GPU, `rate` how many times faster than in the trace requests come. Rows are appended to FILE as JSON lines, their
 tokens to FILE.tokens.jsonl; a `replay` that is given `--follow FILE` of `ours` decides as that run did, so that it
-serves the same batches with every expert resident.
+serves the same batches with every expert resident. `report` prints the tables of a result, or writes them into a
+page, and draws their plot into docs/plots.
 """
 
 import argparse
@@ -19,8 +21,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.matrix.combine import combine
+from bench.matrix.page import put
+from bench.matrix.report import draw, report
 from bench.matrix.run import run
 from bench.matrix.systems import SYSTEMS
+from bench.serving.meta import ROOT
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -49,21 +54,40 @@ def make_parser() -> argparse.ArgumentParser:
     many.add_argument("runs", nargs="+", type=Path)
     many.add_argument("--device", required=True, help="the GPU's name, for the result")
     many.add_argument("--commit", help="of the tree that ran, where it is no git checkout")
+    many.add_argument("--meta", type=Path, help="a result of the machine that ran, where it isn't this one")
+    many.add_argument("--keep", action="store_true", help="a cell that a later file has again is one more repeat")
+    shown = commands.add_parser("report", help="tables and a plot out of a result")
+    shown.add_argument("result", type=Path)
+    shown.add_argument("--page", type=Path, help="a page of Markdown whose part `serving` is written anew")
+    shown.add_argument("--plots", type=Path, default=ROOT / "docs" / "plots", help="folder of the plot")
     for command in (one, many):
         command.add_argument("--out", type=Path, required=True)
     return parser
 
 
 def main() -> int:
-    """Run one system, or combine the runs; returns the exit status."""
+    """Run one system, combine the runs or report of them; returns the exit status."""
     args = make_parser().parse_args()
-    if args.command == "run":
-        run(args)
-        return 0
-    result = combine(args.runs, args.device, args.commit)
+    {"run": run, "combine": _combine, "report": _report}[args.command](args)
+    return 0
+
+
+def _combine(args: argparse.Namespace) -> None:
+    meta = None if args.meta is None else json.loads(args.meta.read_text(encoding="utf-8"))["meta"]
+    result = combine(args.runs, args.device, args.commit, meta=meta, keep=args.keep)
     args.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
     print(f"{len(result['rows'])} rows in {args.out}")
-    return 0
+
+
+def _report(args: argparse.Namespace) -> None:
+    rows = json.loads(args.result.read_text(encoding="utf-8"))["rows"]
+    args.plots.mkdir(parents=True, exist_ok=True)
+    (args.plots / "serving.svg").write_text(draw(rows), encoding="utf-8")
+    text = report(rows)
+    if args.page is None:
+        print(text)
+    else:
+        args.page.write_text(put(args.page.read_text(encoding="utf-8"), "serving", text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -79,15 +79,23 @@ def add_tokens(rows: list[dict[str, Any]], tokens: list[dict[str, Any]]) -> list
     return added
 
 
-def combine(paths: list[Path], device: str, commit: str | None) -> dict[str, Any]:
-    """Return the whole result; a row that a later file or line has again replaces the earlier one."""
+def combine(
+    paths: list[Path], device: str, commit: str | None, *, meta: dict[str, Any] | None = None, keep: bool = False
+) -> dict[str, Any]:
+    """Return the whole result, with this machine's meta data if none are given.
+
+    A row that a later file or line has again replaces the earlier one; with `keep` a later file's is a further repeat.
+    """
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     tokens: list[dict[str, Any]] = []
     for path in paths:
-        rows |= {(row["system"], *cell_of(row), row["repeat"]): row for row in read_lines(path)}
-        tokens += read_lines(tokens_path(path))
-    meta = {**asdict(collect_meta()), "gpu": device}
-    return {
-        "meta": meta | ({"commit": commit} if commit else {}),
-        "rows": add_tokens(add_ratios(rows.values()), tokens),
-    }
+        before = Counter((system, *cell) for system, *cell, _ in rows) if keep else Counter()
+        for row in read_lines(path):
+            repeat = row["repeat"] + before[row["system"], *cell_of(row)]
+            rows[row["system"], *cell_of(row), repeat] = row | {"repeat": repeat}
+        tokens += [
+            entry | {"repeat": entry["repeat"] + before[entry["system"], *entry["cell"]]}
+            for entry in read_lines(tokens_path(path))
+        ]
+    told = (meta or asdict(collect_meta())) | {"gpu": device} | ({"commit": commit} if commit else {})
+    return {"meta": told, "rows": add_tokens(add_ratios(rows.values()), tokens)}

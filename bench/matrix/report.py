@@ -1,0 +1,227 @@
+"""What a page says of the matrix's result: Markdown tables by workload, which goals are missed, and a plot. Pure."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.matrix.combine import ANY_BUS, CELL, OURS, REPLAY, RIVAL, cell_of
+from bench.matrix.page import table
+from elasticmoe.runtime.simulator.svg import Points, chart, stack
+
+Rows = list[dict[str, Any]]
+
+GOALS = {
+    "skewed": {0.5: 2.7, 1.0: 1.8, 2.0: 1.2, 4.0: 1.0, 8.0: 0.98},
+    "flat": {0.5: 1.2, 1.0: 1.1, 2.0: 0.98, 4.0: 0.98, 8.0: 0.98},
+}
+"""Tokens/s over stock's that the closed batch should reach, by GiB of KV, on one GPU with its own bus."""
+TITLES = {
+    "closed": "Closed batch, {num_requests} requests at once",
+    "light": "Light load, {num_requests} requests",
+    "open": "Open loop: the trace, faster by the rate",
+    "burst": "A burst and the calm after it, {num_requests} requests",
+}
+SPEED = (
+    "routing", "KV, GiB", "tok/s", "stock", "ratio", "goal", "preempted", "stock", "peak", "stock", "least resident",
+    "waited, s", "of, s",
+)  # fmt: skip
+LATENCY = (
+    "routing", "KV, GiB", "TTFT, s", "P99", "stock", "P99", "TPOT, ms", "P99", "stock", "P99", "kept", "stock",
+)  # fmt: skip
+OTHERS = ("system", "workload", "routing", "KV, GiB", "tok/s", "ratio", "TTFT, s", "P99 TPOT, ms", "preempted", "peak")
+NONE = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The runs of one cell by ours and by stock; one of them may have none."""
+
+    cell: dict[str, Any]
+    ours: Rows
+    stock: Rows
+
+    @property
+    def goal(self) -> float | None:
+        """Return the goal for the ratio, None where there is none."""
+        is_plain = self.cell["workload"] == "closed" and self.cell["gpus"] == 1 and self.cell["bus_gb_s"] is None
+        return GOALS[self.cell["routing"]].get(self.cell["kv_gib"]) if is_plain else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Return the median of the ratios."""
+        return middle(self.ours, "ratio")
+
+
+def middle(rows: Rows, field: str) -> float | None:
+    """Return the median of a figure over the runs that have it."""
+    values = [row[field] for row in rows if row.get(field) is not None]
+    return statistics.median(values) if values else None
+
+
+def compare(rows: Rows) -> list[Compared]:
+    """Return the cells that ours or stock served, in the tables' order; stock's stands beside every bus."""
+    by_cell: dict[str, dict[tuple[Any, ...], Rows]] = {OURS: defaultdict(list), RIVAL: defaultdict(list)}
+    for row in rows:
+        if row["system"] in by_cell:
+            by_cell[row["system"]][cell_of(row)].append(row)
+    cells = [dict(zip(CELL, cell, strict=True)) for cell in set(by_cell[OURS]) | set(by_cell[RIVAL])]
+    return [
+        Compared(cell, by_cell[OURS][cell_of(cell)], by_cell[RIVAL][cell_of(cell | ANY_BUS)])
+        for cell in sorted(cells, key=_order)
+    ]
+
+
+def _order(cell: dict[str, Any]) -> tuple[Any, ...]:
+    place = list(TITLES).index(cell["workload"]), cell["gpus"], cell["bus_gb_s"] or 0.0
+    return (*place, cell["routing"] != "skewed", cell["kv_gib"], cell["rate"] or 0.0)
+
+
+def report(rows: Rows) -> str:
+    """Return the tables in Markdown, each workload's goals and comparisons of tokens below it."""
+    groups: dict[tuple[Any, ...], list[Compared]] = defaultdict(list)
+    for one in compare(rows):
+        groups[one.cell["workload"], one.cell["gpus"], one.cell["bus_gb_s"]].append(one)
+    parts = [part for group in groups.values() for part in _section(group)]
+    others = [row for row in rows if row["system"] not in (OURS, RIVAL, REPLAY)]
+    return "\n\n".join([*parts, *_others(others), *_starts(rows)])
+
+
+def _section(group: list[Compared]) -> Iterator[str]:
+    cell, requests = group[0].cell, (group[0].ours or group[0].stock)[0]["num_requests"]
+    title = TITLES[cell["workload"]].format(num_requests=requests)
+    gpus = f", {cell['gpus']} GPUs" if cell["gpus"] > 1 else ""
+    bus = f", fetches at {cell['bus_gb_s']:g} GB/s" if cell["bus_gb_s"] else ""
+    yield f"**{title}{gpus}{bus}** ({_runs(group)}):"
+    yield table(SPEED, map(_speed, group))
+    yield table(LATENCY, map(_latency, group))
+    yield from filter(None, (_goals(group), _tokens(group)))
+
+
+def _runs(group: list[Compared]) -> str:
+    ours, stock = [len(one.ours) for one in group], [len(one.stock) for one in group]
+    return f"runs of a cell: ours {_span(ours)}, stock {_span(stock)}"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+def _name(cell: dict[str, Any]) -> list[str]:
+    rate = f", rate {cell['rate']:g}" if cell["rate"] else ""
+    return [cell["routing"] + rate, f"{cell['kv_gib']:g}"]
+
+
+def _speed(one: Compared) -> list[str]:
+    both = [(one.ours, "tok_s"), (one.stock, "tok_s")]
+    counts = [(runs, field) for field in ("preemptions", "peak") for runs in (one.ours, one.stock)]
+    return [
+        *_name(one.cell),
+        *(_show(middle(*each), 0) for each in both),
+        _ratio(one.ours),
+        _show(one.goal, 2),
+        *(_show(middle(*each), 0) for each in [*counts, (one.ours, "resident_min")]),
+        *(_show(middle(one.ours, field), 1) for field in ("exposed_s", "wall_s")),
+    ]
+
+
+def _ratio(runs: Rows) -> str:
+    values = [row["ratio"] for row in runs if row.get("ratio") is not None]
+    if len(values) < 2:
+        return _show(values[0] if values else None, 3)
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+def _latency(one: Compared) -> list[str]:
+    times = [("ttft_ms", 2, 1000), ("tpot_ms", 1, 1)]
+    return [
+        *_name(one.cell),
+        *(
+            _show(middle(runs, prefix + field), digits, unit)
+            for field, digits, unit in times
+            for runs in (one.ours, one.stock)
+            for prefix in ("", "p99_")
+        ),
+        *(_percent(middle(runs, "goodput_ok")) for runs in (one.ours, one.stock)),
+    ]
+
+
+def _show(value: float | None, digits: int, unit: float = 1) -> str:
+    return NONE if value is None else f"{value / unit:.{digits}f}"
+
+
+def _percent(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.0f} %"
+
+
+def _goals(group: list[Compared]) -> str:
+    asked = [(one.cell, one.ratio, one.goal) for one in group if one.goal is not None]
+    measured = [(cell, ratio, goal) for cell, ratio, goal in asked if ratio is not None and goal is not None]
+    missed = [
+        f"{cell['routing']} at {cell['kv_gib']:g} GiB ({ratio:.3f} of {goal:g})"
+        for cell, ratio, goal in measured
+        if ratio < goal
+    ]
+    if not measured:
+        return ""
+    return f"Below its goal: {', '.join(missed)}." if missed else f"All {len(measured)} goals are reached."
+
+
+def _tokens(group: list[Compared]) -> str:
+    told = [row for one in group for row in one.ours if row.get("tokens_equal") is not None]
+    if not told:
+        return ""
+    requests = sum(row["num_comparable"] for row in told)
+    differing = sum(not row["tokens_equal"] for row in told)
+    end = f"differ in {differing} of the runs" if differing else "are equal"
+    return (
+        f"In {len(told)} runs {requests} requests were in the same batches as in a replay with every expert resident: "
+        f"their tokens {end}."
+    )
+
+
+def _others(rows: Rows) -> Iterator[str]:
+    groups: dict[tuple[Any, ...], Rows] = defaultdict(list)
+    for row in rows:
+        groups[row["system"], *cell_of(row)].append(row)
+    if groups:
+        yield "**Other systems**:"
+        yield table(OTHERS, [_other(runs) for runs in groups.values()])
+
+
+def _other(runs: Rows) -> list[str]:
+    one = runs[0]
+    gpus = f", {one['gpus']} GPUs" if one["gpus"] > 1 else ""
+    return [
+        one["system"], one["workload"] + gpus, *_name(one), _show(middle(runs, "tok_s"), 0), _ratio(runs),
+        _show(middle(runs, "ttft_ms"), 2, 1000), _show(middle(runs, "p99_tpot_ms"), 1),
+        *(_show(middle(runs, field), 0) for field in ("preemptions", "peak")),
+    ]  # fmt: skip
+
+
+def _starts(rows: Rows) -> Iterator[str]:
+    told = [
+        row | {"used": row["gpu_bytes"][0]["used"]} for row in rows if (row.get("gpu_bytes") or [{}])[0].get("used")
+    ]
+    sides = [[row for row in told if row["system"] == name and row["gpus"] == 1] for name in (OURS, RIVAL)]
+    if all(sides):
+        ours, stock = (
+            f"after {_show(middle(runs, 'ready_s'), 0)} s with {_show(middle(runs, 'used'), 1, 1e9)} GB"
+            for runs in sides
+        )
+        yield f"Ready {ours} of a GPU in use, stock {stock}."
+
+
+def draw(rows: Rows) -> str:
+    """Return the closed batch's ratios by GiB of KV beside their goals, one chart a routing, as SVG."""
+    cells = compare(rows)
+    return stack([_chart(cells, routing) for routing in GOALS])
+
+
+def _chart(cells: Sequence[Compared], routing: str) -> str:
+    found = [one for one in cells if one.goal is not None and one.cell["routing"] == routing]
+    ours: Points = [(one.cell["kv_gib"], one.ratio) for one in found if one.ratio is not None]
+    goals: Points = list(GOALS[routing].items())
+    return chart(f"tokens/s over stock's, by GiB of KV: closed batch, {routing}", {"ours": ours, "goal": goals})

@@ -1,11 +1,13 @@
 """What a layer's kernels wait for, out of profiles of a serving engine's steps.
 
     python -m bench.matrix.timeline bench/results/profile-h200.json [--page docs/performance.md]
+    python -m bench.matrix.timeline PROFILE --meta RESULT --commit SHA --out bench/results/profile-h200.json
 
-A profile has by case: `top`, [kernel, launches, µs] over its steps; `cpu`, [calls, µs] by call of CUDA; `span_us`, the
-steps' time together; `raw`, [start µs, µs, kernel, stream] of the last step in order of start, with some of the one
-before. Of a layer it is read when its fetch starts and ends, when the experts that are there are done (`_stamp` comes
-right after them), and when those that were away begin.
+The second tells where a profile comes from: a result of the same machine has its meta data. A profile has by case:
+`top`, [kernel, launches, µs] over its steps; `cpu`, [calls, µs] by call of CUDA; `span_us`, the steps' time together;
+`raw`, [start µs, µs, kernel, stream] of the last step in order of start, with some of the one before. Of a layer it is
+read when its fetch starts and ends, when the experts that are there are done (`_stamp` comes right after them), and
+when those that were away begin.
 """
 
 import argparse
@@ -128,17 +130,27 @@ def report(profiles: dict[str, Any], num_layers: int) -> str:
 
 
 def main() -> int:
-    """Print the report, or put it into the page; returns the exit status."""
+    """Print the report or put it into the page, or write the profile with its meta data; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile", type=Path)
     parser.add_argument("--page", type=Path, help="a page of Markdown whose part `timeline` is written anew")
     parser.add_argument("--layers", type=int, default=48, help="MoE layers of the model")
+    parser.add_argument("--out", type=Path, help="where the profile goes with its meta data")
+    parser.add_argument("--meta", type=Path, help="a result of the machine that ran")
+    parser.add_argument("--commit", help="of the tree that ran")
     args = parser.parse_args()
-    text = report(json.loads(args.profile.read_text(encoding="utf-8")), args.layers)
-    if args.page is None:
+    if args.out and not (args.meta and args.commit):
+        parser.error("--out wants --meta and --commit")
+    profile = json.loads(args.profile.read_text(encoding="utf-8"))
+    cases = profile.get("cases", profile)
+    text = report(cases, args.layers)
+    if args.out:
+        meta = json.loads(args.meta.read_text(encoding="utf-8"))["meta"] | {"commit": args.commit}
+        args.out.write_text(json.dumps({"meta": meta, "cases": cases}) + "\n", encoding="utf-8")
+    elif args.page:
+        args.page.write_text(put(args.page.read_text(encoding="utf-8"), "timeline", text), encoding="utf-8")
+    else:
         print(text)
-        return 0
-    args.page.write_text(put(args.page.read_text(encoding="utf-8"), "timeline", text), encoding="utf-8")
     return 0
 
 

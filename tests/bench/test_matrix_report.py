@@ -205,3 +205,19 @@ def test_the_timeline_shows_the_case_that_fetches_most() -> None:
     quiet = PROFILE | {"raw": RAW[:8]}
     assert "step of `busy`" in report_timeline({"quiet": quiet, "busy": PROFILE}, 2)
     assert "longest" not in report_timeline({"quiet": quiet}, 2)
+
+
+def test_a_profile_gets_its_meta_data(tmp_path: Path) -> None:
+    """Of a result of the same machine, with the commit that ran; the table is the same with and without them."""
+    raw, out, meta, page = (tmp_path / name for name in ("raw.json", "out.json", "meta.json", "page.md"))
+    raw.write_text(json.dumps({"x": PROFILE}))
+    meta.write_text(json.dumps({"meta": {"commit": "old", "num_cores": 16}}))
+    page.write_text("<!-- timeline -->\n<!-- /timeline -->\n")
+    command = [sys.executable, "-m", "bench.matrix.timeline", "--layers", "2"]
+    refused = subprocess.run([*command, raw, "--out", out], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "--out wants --meta and --commit" in refused.stderr
+    subprocess.run([*command, raw, "--meta", meta, "--commit", "new", "--out", out], cwd=ROOT, check=True)
+    assert json.loads(out.read_text())["meta"] == {"commit": "new", "num_cores": 16}
+    printed = subprocess.run([*command, raw], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    subprocess.run([*command, out, "--page", page], cwd=ROOT, check=True)
+    assert page.read_text() == f"<!-- timeline -->\n{printed}<!-- /timeline -->\n"

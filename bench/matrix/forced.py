@@ -10,6 +10,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from bench.matrix.routing import NUM_ROWS, ForcedRouting
+from elasticmoe.runtime.engine.next_gate import NextGate
 
 NUM_STAGES = 4
 """Steps whose places may be on their way to the device at once."""
@@ -62,6 +63,7 @@ def install() -> None:
     MoERunner._routing_is_forced = True  # noqa: SLF001
     _force_logits()
     _follow_inputs()
+    _foresee()
 
 
 def active_routing() -> ForcedRouting:
@@ -78,6 +80,16 @@ def _force_logits() -> None:
         return stock(self, hidden_states, logits, *rest, **named)
 
     MoERunner._apply_quant_method = apply  # noqa: SLF001
+
+
+def _foresee() -> None:
+    """Have predictions guess the forced routing, with the errors that `ForcedRouting.predicted` makes."""
+
+    def predict(self: NextGate, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        logits = active_routing().predicted(layer, hidden.shape[0], hidden.dtype)
+        return self.chosen(layer, hidden, logits)
+
+    NextGate.__call__ = predict  # type: ignore[method-assign]
 
 
 def _follow_inputs() -> None:

@@ -69,6 +69,7 @@ class Bench:
         row |= {name: waited[name] - before["waited"][name] for name in waited}
         row |= {"resident_end": resident_end, "was_settled": before["was_settled"], "kv_blocks": before["kv_blocks"]}
         row |= {"ready_s": self.ready_s, "gpu_bytes": self.gpu_bytes, "policy": self._policy, "limit": self.args.limit}
+        row["lookahead"] = self.args.lookahead
         row["freed_bytes"] = self.freed
         if cell.workload == "burst":
             row["series"] = recorder.series
@@ -130,7 +131,7 @@ class Bench:
         if self.room.adjuster is None:
             return {}
         totals = self.core.scheduler.metrics.totals()
-        return {name: totals[name] for name in ("missed", "exposed_s")}
+        return {name: totals[name] for name in ("missed", "predicted", "foreseen", "exposed_s")}
 
     def _cell(self, cell: Cell) -> list[Any]:
         return [cell.workload, cell.routing, cell.kv_gib, self.args.tp, self.args.bus_gb_s, cell.rate]

@@ -119,6 +119,7 @@ def memory_flags(args: Namespace, system: System, model: Model) -> dict[str, Any
         spare = goal_bytes(model) + int(SPARE_GIB * GIB) if args.system in ("uva", "prefetch") else 0
         return {"kv_cache_memory_bytes": room + spare}
     ours: dict[str, Any] = {"arena_bytes": room + model.experts_bytes, "policy": system.policy or args.policy}
+    ours["lookahead"] = args.lookahead
     fetch = args.fetch or system.fetch
     return {"additional_config": {"elasticmoe": ours | ({"fetch": fetch} if fetch else {})}}
 

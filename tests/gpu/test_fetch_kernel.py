@@ -91,7 +91,7 @@ def _as_count(num_tokens: int) -> torch.Tensor:
 @pytest.mark.parametrize("num_offloaded", [0, 6, 32])
 def test_what_is_copied_and_counted_is_what_the_reference_says(tokens: int, num_offloaded: int) -> None:
     """From no token to a long prompt, all resident or none, a part of the tokens padding."""
-    from elasticmoe.kernels.fetch import COPIED, COPY_NS, HITS, Masters, fetch_needed
+    from elasticmoe.kernels.fetch import COPY_NS, HITS, MISSED, Masters, fetch_needed
 
     layer, resident, counts = _layer(), _resident(num_offloaded, tokens), _counts()
     ids, rows, real = _routing(tokens, 1)[1], layer.rows(resident), tokens - tokens // 3
@@ -106,7 +106,7 @@ def test_what_is_copied_and_counted_is_what_the_reference_says(tokens: int, num_
     assert torch.equal(counts.routed.cpu(), routed)
     totals = counts.totals.tolist()
     assert totals[HITS] == int(routed[resident.cpu()].sum())
-    assert totals[COPIED] == len(copied)
+    assert totals[MISSED] == len(copied)
     assert (totals[COPY_NS] > 0) == bool(copied)
 
 
@@ -203,7 +203,7 @@ def test_nothing_waits_for_the_device() -> None:
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_a_graph_fetches_what_each_replay_needs(tokens: int, is_ahead: bool) -> None:  # noqa: FBT001
     """One graph, replayed while routing, residency and padding change: always the bits of a resident layer."""
-    from elasticmoe.kernels.fetch import COPIED, EXPOSED_NS, Masters, fetch_needed, stamp
+    from elasticmoe.kernels.fetch import EXPOSED_NS, MISSED, Masters, fetch_needed, stamp
     from elasticmoe.kernels.launch import Late, paged_moe
 
     layer, counts, side, real = _layer(), _counts(), torch.cuda.Stream(), _as_count(tokens)
@@ -244,7 +244,7 @@ def test_a_graph_fetches_what_each_replay_needs(tokens: int, is_ahead: bool) -> 
         assert torch.equal(got[:num_real], want[:num_real]), seed
         routed = {e for e in ids[:num_real].flatten().tolist() if e >= 0}
         missing = set((~resident).nonzero().flatten().tolist())
-        assert counts.totals[COPIED].item() == (0 if is_ahead else len(routed & missing))
+        assert counts.totals[MISSED].item() == (0 if is_ahead else len(routed & missing))
         assert counts.totals[EXPOSED_NS].item() == 0  # the next fetch counts what the last one was waited for
 
 
@@ -252,7 +252,7 @@ def test_a_graph_fetches_what_each_replay_needs(tokens: int, is_ahead: bool) -> 
 @pytest.mark.parametrize("arrives_first", [True, False])
 def test_a_layer_joins_what_another_stream_fetched_ahead_of_it(is_right: bool, arrives_first: bool) -> None:  # noqa: FBT001
     """Foreseen or not, waited for at first or last, the second layer has the bits of a resident one in each replay."""
-    from elasticmoe.kernels.fetch import COPIED, Masters, fetch_needed
+    from elasticmoe.kernels.fetch import MISSED, Masters, fetch_needed
     from elasticmoe.kernels.launch import Late, paged_moe
 
     layer, counts, held = _layer(), _counts(), torch.zeros(N, dtype=torch.bool, device="cuda")
@@ -294,4 +294,4 @@ def test_a_layer_joins_what_another_stream_fetched_ahead_of_it(is_right: bool, a
         assert torch.equal(got, paged_moe(want, weights, ids, *layer.views, layer.table))
         missing = {e for e in ids.flatten().tolist() if e >= 0 and not bool(resident[e])}
         assert missing
-        assert counts.totals[COPIED].item() == (0 if is_right else replays * len(missing))
+        assert counts.totals[MISSED].item() == (0 if is_right else replays * len(missing))

@@ -68,6 +68,7 @@ class Run:
     evicted: int
     loaded: int
     missed: float
+    predicted: float
     syncs: list[str] = field(default_factory=list)
 
 
@@ -131,7 +132,9 @@ def _serve(model: Path, requests: Requests, flags: dict[str, Any]) -> Run:
         engine.idle()
         engine.adjuster.table.check_integrity()
         counts, totals = engine.adjuster.counts, engine.scheduler.metrics.totals()
-        return Run(tokens, logprobs, schedule, counts.evicted, counts.loaded, totals["missed"], syncs)
+        return Run(
+            tokens, logprobs, schedule, counts.evicted, counts.loaded, totals["missed"], totals["predicted"], syncs
+        )
 
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
@@ -167,6 +170,7 @@ def test_logits_and_tokens_are_those_of_the_same_batches_with_everything_residen
     assert elastic.evicted > 0
     assert elastic.loaded > 0
     assert elastic.missed > 0
+    assert elastic.predicted > 0
     if case != "ngram":  # vLLM's own drafts make its worker wait
         assert elastic.syncs == []
     late = [each.getMessage() for each in caplog.records if "JIT compilation during inference" in each.getMessage()]

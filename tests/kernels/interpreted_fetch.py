@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from bench.fetch.variants import Box, Copy, Words
 from elasticmoe.kernels import reference
 from elasticmoe.kernels.fetch import (
-    COPIED,
+    MISSED,
     COPY_NS,
     EXPOSED_NS,
     HITS,
@@ -60,7 +60,7 @@ def test_what_is_copied_and_counted_is_what_the_reference_says(layer: Layer, dty
     assert counts.routed.tolist() == [2 * real.count(e) for e in range(n)]
     totals = counts.totals.tolist()
     assert totals[HITS] == 2 * sum(bool(layer.resident[e]) for e in real)
-    assert totals[COPIED] == 2 * len(copied)
+    assert totals[MISSED] == 2 * len(copied)
     assert totals[COPY_NS] == totals[EXPOSED_NS] == 0  # the interpreter has no clock
 
 
@@ -76,7 +76,7 @@ def test_a_batch_of_more_than_one_tile_is_seen_whole(tokens: int) -> None:
     for expert in (2, 6):
         start = int(layer.table[expert, 1]) * GRANULE
         assert torch.equal(storage[start : start + E], masters[expert, 1])
-    assert counts.totals[COPIED] == 2
+    assert counts.totals[MISSED] == 2
     assert counts.routed.sum() == 3 * tokens
 
 
@@ -91,7 +91,7 @@ def test_what_was_fetched_ahead_is_not_copied_again() -> None:
     assert held.tolist() == [False, False, True, False]
     counts = _counts(4)
     fetch_needed(layer.ids, layer.table, layer.resident, *where, held=held, counts=counts)
-    assert counts.totals[COPIED] == 1
+    assert counts.totals[MISSED] == 1
     for expert, is_there in enumerate((True, False, True, False)):
         start = int(layer.table[expert, 0]) * GRANULE
         assert torch.equal(storage[start : start + E], masters[expert, 0]) == is_there

@@ -20,9 +20,9 @@ WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 """What a kernel's pointers count, by its bytes."""
 MAX_BLOCKS = 8
 """The most thread blocks that a fetch may take from the kernels beside it."""
-HITS, COPIED, COPY_NS, EXPOSED_NS = 0, 1, 2, 3
+HITS, MISSED, PREDICTED, FORESEEN, COPY_NS, EXPOSED_NS = range(6)
 """Places in `Counts.totals`."""
-NUM_TOTALS = 4
+NUM_TOTALS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,11 @@ class Counts:
     routed: torch.Tensor
     """[N]: real tokens routed to each expert of the layer."""
     totals: torch.Tensor
-    """[NUM_TOTALS], of all layers: routed pairs that found their expert resident, experts copied, nanoseconds that the
-    copies took, and nanoseconds of them that `stamp`'s stream waited for."""
+    """[NUM_TOTALS], of all layers: routed pairs that found their expert resident; experts copied once they were routed
+    to, and ahead; of these, those that were routed to then; nanoseconds that the copies took, and that `stamp`'s
+    stream waited for them."""
     clock: torch.Tensor
-    """[2], of all layers: when the computation came to wait, and when the copies ended; 0: nothing was copied."""
+    """[2], of all layers: when the computation came to wait, and when what it waits for had come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,9 @@ def fetch_needed(
     `table` [N, 3] int32 and `resident` [N] bool are the layer's, `storage` uint8 [bytes] the arena, in which page p
     starts at p * `granule_bytes`. Of the batch only the first `num_tokens` [1] int32 tokens are real, the others pad
     it; ids that are no expert's, as -1, need nothing. `held` [N] bool are experts that need no copy since they were
-    fetched ahead: with `is_ahead` the call, of a prediction, notes there what it copies. `is_awaited` says that this
-    stream computes nothing meanwhile, so that all of its time counts as waited for. Whoever computes from the
+    fetched ahead: with `is_ahead` the call, of a prediction, notes there what it copies; that of the routing comes
+    after it. `is_awaited` says that this stream computes nothing meanwhile, so that all of its time counts as waited
+    for. Whoever computes from the
     pages launches after this; whoever computed from what they held before launched before it.
     """
     types = (table.dtype, resident.dtype, storage.dtype)
@@ -154,20 +156,25 @@ def _fetch(
         routed += tl.histogram(ids, BINS, mask=(ids >= 0) & (ids < N))
     resident = tl.load(resident_ptr + expert, mask=is_expert, other=1) != 0
     needed = (routed > 0) & ~resident
+    foreseen = tl.full([], 0, dtype=tl.int32)
     if HAS_HELD and not IS_AHEAD:
-        needed = needed & (tl.load(held_ptr + expert, mask=is_expert, other=0) == 0)
+        is_held = tl.load(held_ptr + expert, mask=is_expert, other=0) != 0
+        foreseen = tl.sum((needed & is_held).to(tl.int32))
+        needed = needed & ~is_held
     if IS_AHEAD:
         tl.store(held_ptr + expert, needed, mask=is_expert & (tl.program_id(0) == 0))
     count = tl.sum(needed.to(tl.int32))
     begin = tl.full([], 0, dtype=tl.int64)
     if COUNTS:
-        begin = _count(routed, resident, count, routed_ptr, totals_ptr, clock_ptr, N, BINS, TIMED)
+        begin = _count(
+            routed, resident, count, foreseen, routed_ptr, totals_ptr, clock_ptr, N, BINS, IS_AHEAD, TIMED
+        )  # fmt: skip
     place = tl.cumsum(needed.to(tl.int32), 0) - 1
     for entry in range(count):
         this = tl.sum(tl.where(needed & (place == entry), expert, 0))
         _copy(this, table_ptr, storage_ptr, address, granule, MATRIX, WORD, ALIGN, CHUNK, STAGES)
     if COUNTS and TIMED:
-        _count_time(begin, count, totals_ptr, clock_ptr, IS_AWAITED)
+        _count_time(begin, count, totals_ptr, clock_ptr, IS_AHEAD, IS_AWAITED)
 
 
 @triton.jit
@@ -199,42 +206,48 @@ def _copy(
 
 @triton.jit
 def _count(
-    routed, resident, count, routed_ptr, totals_ptr, clock_ptr, N: tl.constexpr, BINS: tl.constexpr,
-    TIMED: tl.constexpr,
+    routed, resident, count, foreseen, routed_ptr, totals_ptr, clock_ptr, N: tl.constexpr, BINS: tl.constexpr,
+    IS_AHEAD: tl.constexpr, TIMED: tl.constexpr,
 ):  # fmt: skip
     """The first program adds up what was routed and will be copied; returns the time."""
     begin = tl.full([], 0, dtype=tl.int64)
     if tl.program_id(0) == 0:
-        at = routed_ptr + tl.arange(0, BINS)
-        is_expert = tl.arange(0, BINS) < N
-        tl.store(at, tl.load(at, mask=is_expert, other=0) + routed, mask=is_expert)
-        _add(totals_ptr, 0, tl.sum(tl.where(resident, routed, 0)))
-        _add(totals_ptr, 1, count)
+        if IS_AHEAD:
+            _add(totals_ptr, 2, count)
+        else:
+            at = routed_ptr + tl.arange(0, BINS)
+            is_expert = tl.arange(0, BINS) < N
+            tl.store(at, tl.load(at, mask=is_expert, other=0) + routed, mask=is_expert)
+            _add(totals_ptr, 0, tl.sum(tl.where(resident, routed, 0)))
+            _add(totals_ptr, 1, count)
+            _add(totals_ptr, 3, foreseen)
+            if TIMED:
+                waited, ended = tl.load(clock_ptr), tl.load(clock_ptr + 1)
+                _add(totals_ptr, 5, tl.where(ended > waited, ended - waited, 0))
+                tl.store(clock_ptr + 1, 0)
         if TIMED:
-            waited, ended = tl.load(clock_ptr), tl.load(clock_ptr + 1)
-            _add(totals_ptr, 3, tl.where(ended > waited, ended - waited, 0))
-            tl.store(clock_ptr + 1, 0)
             begin = tl.extra.cuda.globaltimer().to(tl.int64)
     return begin
 
 
 @triton.jit
-def _count_time(begin, count, totals_ptr, clock_ptr, IS_AWAITED: tl.constexpr):
+def _count_time(begin, count, totals_ptr, clock_ptr, IS_AHEAD: tl.constexpr, IS_AWAITED: tl.constexpr):
     """The first program adds up how long it copied, which is as long as the others, and notes when it ended."""
-    if (tl.program_id(0) == 0) & (count > 0):
+    if tl.program_id(0) == 0:
         tl.debug_barrier()
         end = tl.extra.cuda.globaltimer().to(tl.int64)
-        _add(totals_ptr, 2, end - begin)
+        copied = tl.where(count > 0, end - begin, 0)
+        _add(totals_ptr, 4, copied)
         if IS_AWAITED:
-            _add(totals_ptr, 3, end - begin)
-        else:
+            _add(totals_ptr, 5, copied)
+        elif not IS_AHEAD:
             tl.store(clock_ptr + 1, end)
 
 
 @triton.jit
 def _add(totals_ptr, place: tl.constexpr, value):
-    """Add to one of the totals: fetches follow each other on one stream, so nobody else does."""
-    tl.store(totals_ptr + place, tl.load(totals_ptr + place) + value)
+    """Add to one of the totals: a fetch ahead may do so at the same time."""
+    tl.atomic_add(totals_ptr + place, value.to(tl.int64), sem="relaxed")
 
 
 @triton.jit

@@ -35,6 +35,7 @@ def test_every_key_is_read() -> None:
         "policy": "fixed",
         "arena_bytes": 2**30,
         "fetch": "host",
+        "lookahead": 0,
         "loading_depth": 3,
         "adjuster": {
             "thresholds": {"evict_below": 1, "grow_above": 6, "grow_most": 2},
@@ -57,7 +58,7 @@ def test_every_key_is_read() -> None:
             {"policcy": "fixed"},
             (
                 "unknown key elasticmoe.policcy; known ones here are "
-                "adjuster, arena_bytes, fetch, loading_depth, policy, slo"
+                "adjuster, arena_bytes, fetch, loading_depth, lookahead, policy, slo"
             ),
         ),
         (

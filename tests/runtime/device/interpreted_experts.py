@@ -10,6 +10,7 @@ from elasticmoe.kernels.launch import paged_moe
 from elasticmoe.runtime.contract.config import FetchKind
 from elasticmoe.runtime.device.experts import Experts
 from elasticmoe.runtime.device.host_pool import HostPool
+from elasticmoe.runtime.device.trust import LEAST_PREDICTED
 from elasticmoe.runtime.hostpool.layout import HostLayout
 from elasticmoe.runtime.pages.changes import Entry, Load, PageDelta
 from elasticmoe.runtime.pages.tiers import fit_tiers
@@ -50,13 +51,13 @@ def _experts(fetch: FetchKind, away: set[int]) -> Experts:
     return made
 
 
-def _forward(experts: Experts, ids: torch.Tensor) -> torch.Tensor:
+def _forward(experts: Experts, ids: torch.Tensor, *, is_piece: bool = False) -> torch.Tensor:
     """Both layers' outputs for fixed tokens, [2, T, d]."""
     gen = torch.Generator().manual_seed(1)
     hidden, outputs = torch.randn((len(ids), LAYOUT.cols), generator=gen), []
     weights = torch.rand(ids.shape, generator=gen)
     for layer in range(LAYOUT.num_layers):
-        late = experts.prepare(layer, ids)
+        late = experts.prepare(layer, ids, hidden, is_piece=is_piece)
         arena, table = experts.arena, experts.table.pages[layer]
         outputs.append(paged_moe(hidden, weights, ids, arena.up_pages, arena.down_pages, table, late=late))
     return torch.stack(outputs)
@@ -135,3 +136,47 @@ def test_a_load_lands_as_with_fetches_by_the_host() -> None:
     assert torch.equal(_forward(experts, ids), want)
     report = experts.take_report()()
     assert (report.missed, report.planned) == (LAYOUT.num_layers, LAYOUT.num_layers)
+
+
+MANY = torch.tensor([[3, 0], [1, 2], [0, 3], [2, 1], [3, 1]], dtype=torch.int32)
+"""More tokens than are too few to look ahead for."""
+
+
+@pytest.mark.parametrize(
+    ("predicted", "missed", "foreseen"),
+    [(MANY, 2, 2), (torch.ones_like(MANY), 3, 1), (torch.zeros_like(MANY), 4, 0), (torch.full_like(MANY, -1), 4, 0)],
+    ids=["all", "some", "wrong", "none"],
+)
+def test_a_prediction_changes_when_experts_come_and_no_bit(predicted: torch.Tensor, missed: int, foreseen: int) -> None:
+    """Right, wrong or empty: what wasn't foreseen comes once the routing says so; the first layer has no prediction."""
+    plain, ahead = (_experts("device", {1, 2}) for _ in range(2))
+    ahead.predict_by(lambda _, hidden: predicted[: len(hidden)])
+    for experts in (plain, ahead):
+        experts.begin_step(len(MANY))
+    for _ in range(2):
+        assert torch.equal(_forward(ahead, MANY), _forward(plain, MANY))
+    report, want = ahead.take_report()(), plain.take_report()()
+    assert want.missed == 2 * 4
+    assert report.missed == 2 * missed
+    assert report.foreseen == 2 * foreseen
+    assert report.predicted >= report.foreseen
+    more = report.missed + report.predicted - want.missed
+    assert report.copied_bytes == want.copied_bytes + more * LAYOUT.expert_bytes
+    assert (report.routed == want.routed).all()
+
+
+def test_nothing_is_fetched_ahead_in_a_piece_of_a_graph_or_without_trust() -> None:
+    """A piece ends before the next layer; and a predictor that is mostly wrong is not listened to."""
+    experts = _experts("device", {1, 2})
+    experts.predict_by(lambda _, hidden: torch.full((len(hidden), 1), 2, dtype=torch.int32))
+    experts.begin_step(len(MANY))
+    _forward(experts, MANY, is_piece=True)
+    assert experts.take_report()().predicted == 0
+    only_1, report = torch.tensor([[0, 1]] * 5, dtype=torch.int32), None
+    for _ in range(LEAST_PREDICTED + 1):
+        experts.begin_step(len(only_1))
+        _forward(experts, only_1)
+        report = experts.take_report()()
+    assert report is not None
+    assert report.predicted == 0
+    assert report.missed == LAYOUT.num_layers

@@ -26,7 +26,7 @@ class StepSample:
     num_new_tokens: int
     """Tokens of answers that came out."""
     num_missed: int
-    """Experts fetched because they were routed to and absent, counted once a layer and step."""
+    """Experts that were routed to and absent, fetched then or ahead, counted once a layer and step."""
     exposed_s: float
     """Seconds that compute waited for those fetches: at most duration_s."""
     copied_bytes: int

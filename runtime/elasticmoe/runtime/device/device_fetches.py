@@ -3,19 +3,21 @@
 Nothing returns to the host, so a CUDA graph may hold all of it; imports Triton.
 """
 
-import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from elasticmoe.kernels.fetch import (
-    COPIED,
     COPY_NS,
     DEFAULT,
     EXPOSED_NS,
+    FORESEEN,
     HITS,
+    MISSED,
     NUM_TOTALS,
+    PREDICTED,
     Counts,
     Masters,
     fetch_needed,
@@ -25,17 +27,32 @@ from elasticmoe.kernels.launch import Late
 from elasticmoe.runtime.device.arena import Arena
 from elasticmoe.runtime.device.host_pool import HostPool
 from elasticmoe.runtime.device.report import FetchCounts, Pending
+from elasticmoe.runtime.device.side_stream import SideStream
 from elasticmoe.runtime.device.tables import DeviceTable, Mirrored
+from elasticmoe.runtime.device.trust import Trust
 from elasticmoe.runtime.units import ExpertKey
 
 FEW_TOKENS = 4
 """A batch up to this has too little to compute beside a fetch to be worth a second stream."""
 
+Predict = Callable[[int, torch.Tensor], torch.Tensor]
+"""(MoE layer, hidden states [T, d] of the layer before) → the experts [T, K] that the layer's tokens may go to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """What was started ahead for a layer; the ids are held as long as the device may read them."""
+
+    layer: int
+    ids: torch.Tensor
+
 
 class DeviceFetches:
-    """One fetch a layer on a stream of its own, from the routing on, joined before the experts that were away compute.
+    """A fetch a layer on a stream of its own, from the routing on, joined before the experts that were away compute.
 
-    It starts after everything enqueued before it, so after its slots' last readers; every rank does the same.
+    It starts after everything enqueued before it, so after its slots' last readers; every rank does the same. With a
+    prediction another stream fetches for the next layer meanwhile, into the next loading buffer, whose last reader
+    computed before; what the routing then asks for besides, the layer's own fetch brings.
     """
 
     tuning = DEFAULT
@@ -44,40 +61,62 @@ class DeviceFetches:
     def __init__(self, pool: HostPool, table: DeviceTable, arena: Callable[[], Arena]) -> None:
         """Copy from `pool`, which must be pinned where there is a GPU, into what `arena` returns at the time."""
         device, layout = table.pages.device, pool.layout
+        self.predict: Predict | None = None
+        """None: nothing is fetched ahead."""
         self._table = table
         self._arena = arena
-        self._side = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        self._num_tokens = Mirrored(np.zeros(1, dtype=np.int32), device)
+        self._own, self._gates, self._next = (SideStream(device) for _ in range(3))
+        self._num_tokens, self._num_ahead = (Mirrored(np.zeros(1, dtype=np.int32), device) for _ in range(2))
+        self._held = torch.zeros((layout.num_layers, layout.num_experts), dtype=torch.bool, device=device)
         self._routed = torch.zeros((layout.num_layers, layout.num_experts), dtype=torch.int64, device=device)
         self._totals = torch.zeros(NUM_TOTALS, dtype=torch.int64, device=device)
         clock = torch.zeros(2, dtype=torch.int64, device=device)
         self._counts = [Counts(routed, self._totals, clock) for routed in self._routed]
         firsts = [pool.matrices(ExpertKey(layer, 0))[0] for layer in range(layout.num_layers)]
         self._masters = [Masters(first.data_ptr(), layout.matrix_bytes) for first in firsts]
+        self._ahead: _Ahead | None = None
+        self._trust = Trust()
 
     @torch.inference_mode()
     def begin_step(self, num_tokens: int) -> None:
         """Let the forwards enqueued from here on fetch for, and count, their first `num_tokens` tokens."""
-        if self._num_tokens.host[0] != num_tokens:
-            self._num_tokens.host[0] = num_tokens
-            self._num_tokens.send()
+        ahead = num_tokens if self._trust.begin_step() else 0
+        for scalar, value in ((self._num_tokens, num_tokens), (self._num_ahead, ahead)):
+            if scalar.host[0] != value:
+                scalar.host[0] = value
+                scalar.send()
 
     def end_step(self) -> None:
         """Do nothing: dummy batches come before the first step, when no token is real yet."""
 
-    def prepare(self, layer: int, topk_ids: torch.Tensor) -> Late | None:
+    def prepare(
+        self, layer: int, topk_ids: torch.Tensor, hidden: torch.Tensor | None = None, *, is_piece: bool = False
+    ) -> Late | None:
         """Start to fetch what `topk_ids` [T, K] names and the layer hasn't; the result says what may be read when.
 
-        None: whatever is launched next may read it all.
+        None: whatever is launched next may read it all. From `hidden` [T, d] the next layer's experts are predicted,
+        unless `is_piece`: a graph that ends with this layer can't leave a fetch running.
         """
-        counts, resident, ids = self._counts[layer], self._table.resident[layer], topk_ids.contiguous()
-        arena, is_awaited = self._arena(), ids.shape[0] <= FEW_TOKENS
-        with contextlib.nullcontext() if is_awaited else self._beside():
-            fetch_needed(
-                ids, self._table.pages[layer], resident, self._masters[layer], arena.storage, arena.granule_bytes,
-                num_tokens=self._num_tokens.device, counts=counts, is_awaited=is_awaited, tuning=self.tuning,
-            )  # fmt: skip
-        return None if is_awaited else Late(resident, lambda: self._join(counts, ids))
+        ids, ahead, self._ahead = topk_ids.contiguous(), self._ahead, None
+        was_ahead = ahead is not None and ahead.layer == layer
+        if ids.shape[0] <= FEW_TOKENS:
+            self._fetch(layer, ids, is_awaited=True)
+            return None
+        is_predicted = hidden is not None and not is_piece and self._predict_next(layer, hidden)
+        with self._own.after(self._next if was_ahead else None):
+            self._fetch(layer, ids, held=self._held[layer] if was_ahead else None)
+        if is_predicted:
+            self._fetch_next()
+
+        def join() -> None:
+            stamp(self._counts[layer])
+            self._own.join()
+            if is_predicted:
+                self._gates.join()  # so that the hidden states outlive their reader
+            del ahead_until_here[:], ids_until_here[:]
+
+        ahead_until_here, ids_until_here = [ahead], [ids]  # their memory is the side streams' as long
+        return Late(self._table.resident[layer], join)
 
     @torch.inference_mode()
     def take(self) -> Pending:
@@ -85,29 +124,56 @@ class DeviceFetches:
         sent = [_sent(self._routed), _sent(self._totals)]
         self._routed.zero_()
         self._totals.zero_()
-        done = None if self._side is None else torch.cuda.current_stream().record_event()
+        done = torch.cuda.current_stream().record_event() if self._totals.is_cuda else None
 
         def counts() -> FetchCounts:
             if done is not None:
                 done.synchronize()
             routed, totals = (each.numpy() for each in sent)
-            hits, missed = int(totals[HITS]), int(totals[COPIED])
-            return FetchCounts(routed, hits, missed, totals[EXPOSED_NS] / 1e9, totals[COPY_NS] / 1e9)
+            predicted, foreseen = int(totals[PREDICTED]), int(totals[FORESEEN])
+            self._trust.learn(predicted, foreseen)
+            return FetchCounts(
+                routed=routed,
+                routed_resident=int(totals[HITS]),
+                missed=int(totals[MISSED]),
+                predicted=predicted,
+                foreseen=foreseen,
+                exposed_s=totals[EXPOSED_NS] / 1e9,
+                copy_s=totals[COPY_NS] / 1e9,
+            )
 
         return counts
 
-    def _beside(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context whose launches run beside what is enqueued next, after all that was enqueued before."""
-        if self._side is None:
-            return contextlib.nullcontext()
-        self._side.wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(self._side)
+    def _predict_next(self, layer: int, hidden: torch.Tensor) -> bool:
+        """Start to predict the next layer's routing, if there is one and a way to."""
+        if self.predict is None or layer + 1 == len(self._masters):
+            return False
+        with self._gates.after():
+            self._ahead = _Ahead(layer + 1, self.predict(layer + 1, hidden).contiguous())
+        return True
 
-    def _join(self, counts: Counts, ids: torch.Tensor) -> None:
-        del ids  # held until here: its memory is the side stream's as long
-        stamp(counts)
-        if self._side is not None:
-            torch.cuda.current_stream().wait_stream(self._side)
+    def _fetch_next(self) -> None:
+        """Start to fetch for the next layer what was predicted."""
+        assert self._ahead is not None, "nothing was predicted"
+        with self._next.after(self._gates):
+            held = self._held[self._ahead.layer]
+            self._fetch(self._ahead.layer, self._ahead.ids, held=held, is_ahead=True)
+
+    def _fetch(
+        self,
+        layer: int,
+        ids: torch.Tensor,
+        *,
+        held: torch.Tensor | None = None,
+        is_ahead: bool = False,
+        is_awaited: bool = False,
+    ) -> None:
+        arena = self._arena()
+        fetch_needed(
+            ids, self._table.pages[layer], self._table.resident[layer], self._masters[layer], arena.storage,
+            arena.granule_bytes, num_tokens=(self._num_ahead if is_ahead else self._num_tokens).device, held=held,
+            is_ahead=is_ahead, counts=self._counts[layer], is_awaited=is_awaited, tuning=self.tuning,
+        )  # fmt: skip
 
 
 def _sent(counts: torch.Tensor) -> torch.Tensor:

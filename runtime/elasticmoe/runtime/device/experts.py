@@ -21,6 +21,7 @@ from elasticmoe.runtime.units import ExpertKey
 
 if TYPE_CHECKING:
     from elasticmoe.kernels.launch import Late
+    from elasticmoe.runtime.device.device_fetches import Predict
 
 
 class Fetches(Protocol):
@@ -32,8 +33,13 @@ class Fetches(Protocol):
     def end_step(self) -> None:
         """Stop counting: dummy batches don't count."""
 
-    def prepare(self, layer: int, topk_ids: torch.Tensor) -> "Late | None":
-        """Bring what `topk_ids` [T, K] names and is away: at once (None), or by when the result says."""
+    def prepare(
+        self, layer: int, topk_ids: torch.Tensor, hidden: torch.Tensor | None = None, *, is_piece: bool = False
+    ) -> "Late | None":
+        """Bring what `topk_ids` [T, K] names and is away: at once (None), or by when the result says.
+
+        `hidden` [T, d] may tell what the next layer will name; `is_piece`: in a graph that ends with this layer.
+        """
 
     def take(self) -> Pending:
         """Return the counts since the last call and start anew."""
@@ -106,13 +112,22 @@ class Experts:
                 routed=counts.routed,
                 routed_resident=counts.routed_resident,
                 missed=counts.missed,
+                predicted=counts.predicted,
+                foreseen=counts.foreseen,
                 planned=planned,
                 exposed_s=counts.exposed_s,
-                copied_bytes=num_bytes + counts.missed * self.pool.layout.expert_bytes,
+                copied_bytes=num_bytes + (counts.missed + counts.predicted) * self.pool.layout.expert_bytes,
                 copy_s=seconds + counts.copy_s,
             )
 
         return report
+
+    def predict_by(self, predict: "Predict") -> None:
+        """From now on fetch the next layer's experts ahead, as predicted; for fetches that the device drives."""
+        from elasticmoe.runtime.device.device_fetches import DeviceFetches  # noqa: PLC0415 -- imports Triton
+
+        assert isinstance(self._fetches, DeviceFetches), "the host fetches what is routed to, never ahead"
+        self._fetches.predict = predict
 
     def _make_fetches(self, fetch: FetchKind) -> Fetches:
         if fetch == "host":

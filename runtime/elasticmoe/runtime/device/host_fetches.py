@@ -37,8 +37,11 @@ class HostFetches:
         """Count no more: what follows is warm-up or a dummy batch."""
         self._is_counting = False
 
-    def prepare(self, layer: int, topk_ids: torch.Tensor) -> None:
+    def prepare(
+        self, layer: int, topk_ids: torch.Tensor, hidden: torch.Tensor | None = None, *, is_piece: bool = False
+    ) -> None:
         """Make every expert that `topk_ids` [T, K] names readable through the layer's rows, and count the tokens."""
+        del hidden, is_piece  # nothing is predicted
         ids = topk_ids.reshape(-1).long()
         if self._is_counting:
             self._routed[layer].scatter_add_(0, ids, torch.ones_like(ids))
@@ -60,7 +63,15 @@ class HostFetches:
     def take(self) -> Pending:
         """Return the counts since the last call and start anew; waits for the device."""
         exposed_s = self._timer.take()
-        counts = FetchCounts(self._routed.cpu().numpy().copy(), int(self._hits), self._missed, exposed_s, exposed_s)
+        counts = FetchCounts(
+            routed=self._routed.cpu().numpy().copy(),
+            routed_resident=int(self._hits),
+            missed=self._missed,
+            predicted=0,
+            foreseen=0,
+            exposed_s=exposed_s,
+            copy_s=exposed_s,
+        )
         self._routed.zero_()
         self._hits.zero_()
         self._missed = 0

@@ -16,12 +16,16 @@ class StepReport:
     """Of those, the ones that found their expert resident."""
     missed: int
     """Fetches of experts that were routed to and absent."""
+    predicted: int
+    """Fetches on a prediction, before the routing was known."""
+    foreseen: int
+    """Of those, the ones of experts that were routed to then."""
     planned: int
     """Fetches of experts that the adjuster made resident."""
     exposed_s: float
     """Seconds that compute waited for fetches."""
     copied_bytes: int
-    """Bytes copied to the device whose time was taken: fetches of absent experts, and the residents' at start."""
+    """Bytes copied to the device whose time was taken: fetches but the planned ones, and the residents' at start."""
     copy_s: float
     """Seconds that those copies took."""
 
@@ -33,6 +37,8 @@ class FetchCounts:
     routed: np.ndarray
     routed_resident: int
     missed: int
+    predicted: int
+    foreseen: int
     exposed_s: float
     copy_s: float
 

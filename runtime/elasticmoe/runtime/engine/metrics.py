@@ -65,7 +65,7 @@ class Metrics:
         self._fetch_bytes = counter(names.FETCH_BYTES, "Bytes copied to the GPU on each rank")
         self._exposed = counter(names.EXPOSED_FETCH_SECONDS, "Seconds that compute waited for fetches")
         self._changes = counter(names.ADJUSTER_CHANGES, "Experts that the adjuster moved", "kind")
-        self._totals = {"missed": 0, "planned": 0, "exposed_s": 0.0}
+        self._totals = dict.fromkeys(("missed", "predicted", "foreseen", "planned", "exposed_s"), 0.0)
         self._decisions = counter(names.ADJUSTER_DECISIONS, "What the adjuster decided, by its cause", "reason")
         self._told = dict.fromkeys(names.CHANGE_KINDS, 0)
         self._recovering = Recovery()
@@ -99,12 +99,12 @@ class Metrics:
     def add_report(self, report: StepReport) -> None:
         """Add what a worker counted."""
         self._fetches.labels("missed").inc(report.missed)
+        self._fetches.labels("predicted").inc(report.predicted)
         self._fetches.labels("planned").inc(report.planned)
-        self._fetch_bytes.inc((report.missed + report.planned) * self._expert_bytes)
+        self._fetch_bytes.inc((report.missed + report.predicted + report.planned) * self._expert_bytes)
         self._exposed.inc(report.exposed_s)
-        self._totals["missed"] += report.missed
-        self._totals["planned"] += report.planned
-        self._totals["exposed_s"] += report.exposed_s
+        for name in self._totals:
+            self._totals[name] += getattr(report, name)
         routed = int(report.routed.sum())
         if routed:
             self._ratio.set(report.routed_resident / routed)

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from vllm.config import get_current_vllm_config
+from vllm.config import CUDAGraphMode, get_current_vllm_config
+from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.model_executor.layers.fused_moe import cpu_fused_moe
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
@@ -115,7 +116,9 @@ class PagedMoEMethod(FusedMoEMethodBase):
         shared_experts_input: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the routed experts' output [T, d]."""
-        late = self.experts.prepare(self.layer_index, topk_ids)
+        mode = get_forward_context().cudagraph_runtime_mode if is_forward_context_available() else CUDAGraphMode.NONE
+        is_piece = mode == CUDAGraphMode.PIECEWISE
+        late = self.experts.prepare(self.layer_index, topk_ids, x, is_piece=is_piece)
         arena, table = self.experts.arena, self.experts.table.pages[self.layer_index]
         operands = x, topk_weights, topk_ids, arena.up_pages, arena.down_pages, table
         return paged_moe_triton(*operands, late) if x.is_cuda else paged_moe(*operands)

@@ -88,7 +88,7 @@ class StepClock:
         sums, self._sum = self._sum, NOTHING
         return replace(
             sums,
-            num_missed=report.missed,
+            num_missed=report.missed + report.foreseen,
             exposed_s=min(report.exposed_s, sums.duration_s),
             copied_bytes=report.copied_bytes,
             copy_s=report.copy_s,

@@ -23,6 +23,7 @@ from elasticmoe.runtime.device.host_pool import HostPool
 from elasticmoe.runtime.device.report import PendingReport
 from elasticmoe.runtime.engine import refusal
 from elasticmoe.runtime.engine.geometry import page_tiers, pool_geometry, start_load
+from elasticmoe.runtime.engine.next_gate import NextGate
 from elasticmoe.runtime.engine.routed_experts import building
 from elasticmoe.runtime.engine.setup import fetch_kind, model_shape, warm_sizes
 from elasticmoe.runtime.engine.warm_pool import loading_into, open_pool, wanted_pool
@@ -109,6 +110,9 @@ class ElasticWorkerMixin(_StockWorker):
         self.experts = Experts(pool, self.device, fetch)
         with building(self.experts, shape), loading_into(pool):
             super().load_model(*args, **kwargs)
+        config = self.elastic_config
+        if fetch == "device" and config.lookahead and config.loading_depth > config.lookahead:
+            self.experts.predict_by(NextGate(self.model_runner.model))
 
     @refusal.recorded()
     def determine_available_memory(self) -> int:

@@ -172,7 +172,7 @@ def use_vllm_kernel() -> None:
     from elasticmoe.runtime.engine.paged_kernel import paged_moe_vllm
 
     def compute(*operands: Any) -> Any:
-        *tensors, late = operands
+        *tensors, late, _ = operands
         if late is not None:
             late.wait()
         return paged_moe_vllm(*tensors)

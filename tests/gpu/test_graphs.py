@@ -70,6 +70,8 @@ class Run:
     missed: float
     predicted: float
     syncs: list[str] = field(default_factory=list)
+    compiled: list[str] = field(default_factory=list)
+    """What vLLM's log says of kernels that were compiled while requests waited."""
 
 
 def _generate(engine: Engine, requests: Requests) -> tuple[list[list[int]], list[list[float]]]:
@@ -107,10 +109,10 @@ def _watch_syncs(engine: Engine) -> list[str]:
     return seen
 
 
-def _serve(model: Path, requests: Requests, flags: dict[str, Any]) -> Run:
+def _serve(model: Path, requests: Requests, case: "Case", caplog: pytest.LogCaptureFixture) -> Run:
     """Serve the requests while the limit goes up and down; the schedule is of the steps that had tokens."""
-    elastic = {"arena_bytes": arena_bytes(model, BLOCK_SIZE, ROOM_BLOCKS, itemsize=2)}
-    with running(model, elastic, **GRAPHS, **flags) as engine:
+    sizes = {"arena_bytes": arena_bytes(model, BLOCK_SIZE, ROOM_BLOCKS, itemsize=2), "lookahead": case.lookahead}
+    with running(model, sizes, **GRAPHS, **case.flags) as engine:
         num_experts, schedule = read_shape(model).num_experts, list[dict[str, int]]()
         engine.generate(draw_requests(2, seed=9))  # whatever runs for the first time may wait
         engine._steps = 0
@@ -127,33 +129,49 @@ def _serve(model: Path, requests: Requests, flags: dict[str, Any]) -> Run:
 
         engine.scheduler.schedule = schedule_step
         syncs = _watch_syncs(engine)
+        caplog.clear()
         tokens, logprobs = _generate(engine, requests)
         engine.on_step = lambda _: None
         engine.idle()
         engine.adjuster.table.check_integrity()
         counts, totals = engine.adjuster.counts, engine.scheduler.metrics.totals()
-        return Run(
-            tokens, logprobs, schedule, counts.evicted, counts.loaded, totals["missed"], totals["predicted"], syncs
-        )
+        told = [record.getMessage() for record in caplog.records]
+        compiled = [text for text in told if "JIT compilation during inference" in text]
+        moved = counts.evicted, counts.loaded, totals["missed"], totals["predicted"]
+        return Run(tokens, logprobs, schedule, *moved, syncs, compiled)
 
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
 KERNELS = (
     "gate_up_kernel", "down_kernel", "sum_kernel", "gate_up_few_kernel", "down_few_kernel", "_place_experts",
     "_place_tile", "_count_tile", "_fetch", "_stamp",
 )  # fmt: skip
 """Ours, by the names that vLLM's log says when one is compiled while requests wait."""
-CASES: dict[str, tuple[str, dict[str, Any], int]] = {
-    "decode": ("tiny", {}, 48),
-    "prompts": ("tiny", {"enable_prefix_caching": False}, 2),
-    "ngram": ("tiny", {"speculative_config": NGRAM}, 48),
-    "synchronous": ("tiny", {"async_scheduling": False}, 48),
-    "shared experts": ("tiny-qwen2", {}, 48),
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to serve."""
+
+    preset: str = "tiny"
+    flags: dict[str, Any] = field(default_factory=dict)
+    most_tokens: int = 48
+    """That a request asks for."""
+    lookahead: int = 0
+
+
+CASES = {
+    "decode": Case(),
+    "ahead": Case(lookahead=1),
+    "prompts": Case(flags={"enable_prefix_caching": False}, most_tokens=2),
+    "ngram": Case(flags={"speculative_config": NGRAM}),
+    "synchronous": Case(flags={"async_scheduling": False}),
+    "shared experts": Case("tiny-qwen2", lookahead=1),
 }
-"""The model, vLLM's flags, and the most tokens that a request asks for."""
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.filterwarnings(r"ignore:(.|\n)*scheduled for deprecation")  # numba, of vLLM's n-gram drafts
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_tokens_are_those_of_the_same_batches_with_everything_resident(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, case: str
@@ -162,21 +180,19 @@ def test_logits_and_tokens_are_those_of_the_same_batches_with_everything_residen
     from bench.serving.resident import ResidentExperts
     from elasticmoe.runtime.engine import worker
 
-    preset, flags, most = CASES[case]
-    model = models[preset]
-    drawn = draw_requests(NUM_REQUESTS)
-    requests = Requests(drawn.prompts, [min(num, most) for num in drawn.max_tokens])
-    elastic = _serve(model, requests, flags)
+    wanted, drawn = CASES[case], draw_requests(NUM_REQUESTS)
+    model = models[wanted.preset]
+    requests = Requests(drawn.prompts, [min(num, wanted.most_tokens) for num in drawn.max_tokens])
+    elastic = _serve(model, requests, wanted, caplog)
     assert elastic.evicted > 0
     assert elastic.loaded > 0
     assert elastic.missed > 0
-    assert elastic.predicted > 0
+    assert (elastic.predicted > 0) == bool(wanted.lookahead)
+    assert not [text for text in elastic.compiled if any(f" {name}." in text for name in KERNELS)]
     if case != "ngram":  # vLLM's own drafts make its worker wait
         assert elastic.syncs == []
-    late = [each.getMessage() for each in caplog.records if "JIT compilation during inference" in each.getMessage()]
-    assert not [each for each in late if any(f" {name}." in each for name in KERNELS)]
     monkeypatch.setattr(worker, "Experts", ResidentExperts)
-    resident = _serve(model, requests, flags)
+    resident = _serve(model, requests, wanted, caplog)
     assert resident.missed == 0
     assert elastic.schedule == resident.schedule
     assert elastic.tokens == resident.tokens

@@ -238,3 +238,19 @@ def test_a_graph_follows_residency(num_tokens: int, block_m: int) -> None:
         copies.set_late(late)
         graph.replay()
         assert torch.equal(got, want), late
+
+
+@pytest.mark.parametrize("num_tokens", [3, 40, 300, 5000])
+def test_what_pads_a_batch_changes_no_bit(num_tokens: int) -> None:
+    """The real tokens' rows are those of a batch whose other ids are masked, whatever the padding holds."""
+    from elasticmoe.kernels.launch import paged_moe
+
+    case = _case(num_tokens, top_k=8, num_experts=64, f=256, d=512, slack=0)
+    real = num_tokens - num_tokens // 3
+    masked = case[2].clone()
+    masked[real:] = -1
+    want = paged_moe(case[0], case[1], masked, *case[3:])
+    case[0][real:] = float("nan")
+    got = paged_moe(*case, num_tokens=torch.tensor([real], dtype=torch.int32, device="cuda"))
+    assert torch.equal(got[:real], want[:real])
+    assert not got[real:].any()

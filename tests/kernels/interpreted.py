@@ -105,6 +105,35 @@ def test_masked_pairs_add_nothing(config: Config) -> None:
     assert not paged_moe(*case, config).any()
 
 
+PADDED = {"few": FEW, "grouped": Config(16, GEMMS["tma"], GEMMS["persistent"]), "halved": HALVED}
+
+
+@pytest.mark.parametrize("name", PADDED)
+@pytest.mark.parametrize("tokens", [17, 300])
+def test_what_pads_a_batch_changes_no_bit_and_reads_no_page(
+    name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real tokens' rows are those of a batch whose other ids are masked, whatever the padding holds."""
+    monkeypatch.setattr(align_module, "PAIRS_AT_ONCE", 128)  # so that the larger batch is sorted in tiles
+    case = _case(tokens)
+    hidden, weights, ids, up, down_pages, table = case
+    real = tokens - tokens // 3
+    ids[:real] = ids[:real].clamp(max=2)
+    ids[real:] = 4
+    masked = ids.clone()
+    masked[real:] = -1
+    want = paged_moe(hidden, weights, masked, up, down_pages, table, PADDED[name])
+    up[table[4].long()] = float("nan")
+    hidden[real:] = float("nan")
+    num_tokens = torch.tensor([real], dtype=torch.int32)
+    got = paged_moe(*case, PADDED[name], num_tokens=num_tokens)
+    assert torch.equal(got, want)
+    assert not got[real:].any()
+    late = Late(torch.tensor([True, False, True, False, True]), lambda: None)
+    assert torch.equal(paged_moe(*case, PADDED[name], late, num_tokens), want)
+    assert not paged_moe(*case, PADDED[name], num_tokens=torch.zeros_like(num_tokens)).any()
+
+
 @pytest.mark.parametrize("config", [FEW, Config(16, PLAIN, PLAIN), HALVED], ids=["few", "grouped", "halved"])
 def test_one_expert_may_get_everything(config: Config) -> None:
     """Equal weights, and every token on the same two experts: one row more than a block, or than its half, holds."""

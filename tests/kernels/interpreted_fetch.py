@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from bench.fetch.variants import Box, Copy, Words
 from elasticmoe.kernels import reference
 from elasticmoe.kernels.fetch import (
-    MISSED,
     COPY_NS,
     EXPOSED_NS,
     HITS,
+    MISSED,
     NUM_TOTALS,
     Counts,
     Masters,

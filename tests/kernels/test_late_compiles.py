@@ -95,7 +95,7 @@ def test_the_alignment_compiles_with_and_without_residency(name: str, resident: 
     arrays = dict.fromkeys(("ids_ptr", "table_ptr", "sorted_ptr", "block_pages_ptr", "num_blocks_ptr"), WORDS)
     arguments: dict[str, Any] = arrays | {
         "slots_ptr": WORDS, "counts_ptr": WORDS, "resident_ptr": resident, "pairs": "i32", "max_blocks": "i32",
-        "tiles": "i32", "N": N, "BINS": N, "BLOCK_M": 16, "WIDTH": 512, "TILE": align.TILE, "STRIP": align.STRIP,
-        "LANES": align.LANES, "PDL": True,
+        "num_tokens_ptr": resident and WORDS, "top_k": "i32", "tiles": "i32", "N": N, "BINS": N, "BLOCK_M": 16,
+        "WIDTH": 512, "TILE": align.TILE, "STRIP": align.STRIP, "LANES": align.LANES, "PDL": True,
     }  # fmt: skip
     assert _made(getattr(align, name), arguments, tmp_path, num_warps=8).stack == 0

@@ -56,27 +56,38 @@ def align(
     *,
     pdl: bool = False,
     resident: torch.Tensor | None = None,
+    num_tokens: torch.Tensor | None = None,
 ) -> Alignment:
     """The alignment of `topk_ids` [T, K] int32, in which -1 masks a pair, with `table` [N, 3]; in stream order.
 
-    With `resident` [N] bool, the blocks of experts that are come before those of experts that aren't.
+    With `resident` [N] bool, the blocks of experts that are come before those of experts that aren't. With
+    `num_tokens` [1] int32, the pairs of the tokens from there on are masked too.
     """
-    pairs, num_experts = topk_ids.numel(), table.shape[0]
+    (pairs, top_k), num_experts = (topk_ids.numel(), topk_ids.shape[1]), table.shape[0]
     blocks = max_blocks(pairs, num_experts, block_m)
     made = _empty(topk_ids.device, blocks, block_m, pairs, 1 if resident is None else 2)
-    arrays = (topk_ids, table, resident, made.sorted_token_ids, made.block_pages, made.num_blocks, made.slots)
+    arrays = (
+        topk_ids,
+        table,
+        resident,
+        num_tokens,
+        made.sorted_token_ids,
+        made.block_pages,
+        made.num_blocks,
+        made.slots,
+    )
     bins = triton.next_power_of_2(num_experts)
     if width := align_width(pairs):
         _place_experts[(num_experts,)](
-            *arrays, pairs, blocks, bins, block_m, width, LANES, pdl, num_warps=8 if width > TILE else 4
+            *arrays, pairs, blocks, top_k, bins, block_m, width, LANES, pdl, num_warps=8 if width > TILE else 4
         )
         return made
     tiles = triton.cdiv(pairs, TILE)
     counts = torch.empty((tiles, bins), dtype=torch.int32, device=topk_ids.device)
-    _count_tile[(tiles,)](topk_ids, counts, pairs, bins, TILE, pdl, num_warps=4)
+    _count_tile[(tiles,)](topk_ids, num_tokens, counts, pairs, top_k, bins, TILE, pdl, num_warps=4)
     extra = {"launch_pdl": True} if pdl else {}
     _place_tile[(tiles,)](
-        *arrays, counts, pairs, blocks, tiles, num_experts, bins, block_m, TILE, STRIP, LANES, pdl,
+        *arrays, counts, pairs, blocks, tiles, top_k, num_experts, bins, block_m, TILE, STRIP, LANES, pdl,
         num_warps=8, **extra,
     )  # fmt: skip
     return made
@@ -89,17 +100,19 @@ def _empty(device: torch.device, blocks: int, block_m: int, pairs: int, counts: 
     return Alignment(make(blocks * block_m), make(blocks, 3), make(counts), make(pairs))
 
 
-@triton.jit(do_not_specialize=["pairs", "max_blocks"], do_not_specialize_on_alignment=["resident_ptr"])
+@triton.jit(do_not_specialize=["pairs", "max_blocks", "top_k"], do_not_specialize_on_alignment=["resident_ptr"])
 def _place_experts(
     ids_ptr,
     table_ptr,
     resident_ptr,
+    num_tokens_ptr,
     sorted_ptr,
     block_pages_ptr,
     num_blocks_ptr,
     slots_ptr,
     pairs,
     max_blocks,
+    top_k,
     BINS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -111,7 +124,8 @@ def _place_experts(
         tl.extra.cuda.gdc_launch_dependents()
     expert = tl.program_id(0)
     pair = tl.arange(0, WIDTH)
-    ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1)
+    real = _num_real(pairs, num_tokens_ptr, top_k)
+    ids = tl.load(ids_ptr + pair, mask=pair < real, other=-1)
     w1 = tl.load(table_ptr + expert * 3)
     w3 = tl.load(table_ptr + expert * 3 + 1)
     w2 = tl.load(table_ptr + expert * 3 + 2)
@@ -162,22 +176,36 @@ def _name(block_pages_ptr, first, count, w1, w3, w2, LANES: tl.constexpr):
         tl.store(at + 2, w2, mask=lane < count)
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def _count_tile(ids_ptr, counts_ptr, pairs, BINS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr):
+@triton.jit
+def _num_real(pairs, num_tokens_ptr, top_k):
+    """The pairs of real tokens; the others pad the batch."""
+    real = pairs
+    if num_tokens_ptr is not None:
+        real = tl.minimum(pairs, tl.load(num_tokens_ptr) * top_k)
+    return real
+
+
+@triton.jit(do_not_specialize=["pairs", "top_k"])
+def _count_tile(
+    ids_ptr, num_tokens_ptr, counts_ptr, pairs, top_k, BINS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr
+):
     """Count how many pairs of tile `program_id` each expert has."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     pair = tile * TILE + tl.arange(0, TILE)
-    ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1)
+    ids = tl.load(ids_ptr + pair, mask=pair < _num_real(pairs, num_tokens_ptr, top_k), other=-1)
     tl.store(counts_ptr + tile * BINS + tl.arange(0, BINS), tl.histogram(ids, BINS, mask=ids >= 0))
 
 
-@triton.jit(do_not_specialize=["pairs", "max_blocks", "tiles"], do_not_specialize_on_alignment=["resident_ptr"])
+@triton.jit(
+    do_not_specialize=["pairs", "max_blocks", "tiles", "top_k"], do_not_specialize_on_alignment=["resident_ptr"]
+)
 def _place_tile(
     ids_ptr,
     table_ptr,
     resident_ptr,
+    num_tokens_ptr,
     sorted_ptr,
     block_pages_ptr,
     num_blocks_ptr,
@@ -186,6 +214,7 @@ def _place_tile(
     pairs,
     max_blocks,
     tiles,
+    top_k,
     N: tl.constexpr,
     BINS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -199,7 +228,7 @@ def _place_tile(
     bins = tl.arange(0, BINS)
     column = tl.arange(0, TILE)
     pair = tile * TILE + column
-    ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1)
+    ids = tl.load(ids_ptr + pair, mask=pair < _num_real(pairs, num_tokens_ptr, top_k), other=-1)
     rank = tl.zeros([TILE], dtype=tl.int32)
     for start in range(0, TILE, STRIP):
         other = start + tl.arange(0, STRIP)

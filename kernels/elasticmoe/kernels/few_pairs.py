@@ -17,6 +17,7 @@ def gate_up_few_kernel(
     act_ptr,
     table_ptr,
     ids_ptr,
+    num_tokens_ptr,
     page,
     TOP_K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -29,7 +30,7 @@ def gate_up_few_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     pair = tl.program_id(0)
-    expert = tl.load(ids_ptr + pair)
+    expert = _expert(ids_ptr, pair, num_tokens_ptr, TOP_K)
     if expert >= 0:
         row = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         at = row.to(tl.int64)[:, None] * COLS + tl.arange(0, BLOCK_K)[None, :]
@@ -58,6 +59,7 @@ def down_few_kernel(
     out_ptr,
     table_ptr,
     ids_ptr,
+    num_tokens_ptr,
     page,
     TOP_K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -76,7 +78,7 @@ def down_few_kernel(
     total = tl.zeros([BLOCK_N], dtype=tl.float32)
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
-        expert = tl.load(ids_ptr + pair)
+        expert = _expert(ids_ptr, pair, num_tokens_ptr, TOP_K)
         page_id = tl.load(table_ptr + expert * 3 + W2, mask=expert >= 0, other=0)
         down_ptr = pages_ptr + page_id.to(tl.int64) * page + at
         x_ptr = act_ptr + pair.to(tl.int64) * COLS + tl.arange(0, BLOCK_K)
@@ -89,3 +91,12 @@ def down_few_kernel(
         rounded = tl.sum(product, axis=1).to(out_ptr.dtype.element_ty).to(tl.float32)
         total += tl.load(weights_ptr + pair) * rounded
     tl.store(out_ptr + token.to(tl.int64) * ROWS + row, total.to(out_ptr.dtype.element_ty), mask=row < ROWS)
+
+
+@triton.jit
+def _expert(ids_ptr, pair, num_tokens_ptr, TOP_K: tl.constexpr):
+    """The expert of a pair, -1 where the pair is masked or its token pads the batch."""
+    expert = tl.load(ids_ptr + pair)
+    if num_tokens_ptr is not None:
+        expert = tl.where(pair < tl.load(num_tokens_ptr) * TOP_K, expert, -1)
+    return expert

@@ -41,6 +41,8 @@ class Batch:
     up_pages: torch.Tensor
     down_pages: torch.Tensor
     table: torch.Tensor
+    num_tokens: torch.Tensor | None = None
+    """[1] int32: the tokens that are real; those from there on pad the batch. None: all are."""
 
     @property
     def is_supported(self) -> bool:
@@ -59,6 +61,7 @@ class Batch:
             and self.topk_weights.is_contiguous()
             and self.topk_ids.is_contiguous()
             and self.table.is_contiguous()
+            and (self.num_tokens is None or self.num_tokens.dtype == torch.int32)
         )
 
 
@@ -90,13 +93,17 @@ def paged_moe(
     table: torch.Tensor,
     config: Config | None = None,
     late: Late | None = None,
+    num_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The routed experts' output [T, d]; as the reference, and a pair with expert id -1 adds nothing.
+
+    Nor do the pairs of tokens from `num_tokens` [1] int32 on, whose outputs are zeros: what pads a batch neither reads
+    weights nor changes how others' rows are grouped, so it changes no bit of theirs.
 
     With `late`, the other experts are computed while its copies run, and no bit of the result depends on which it
     names; a batch too small to be sorted waits first.
     """
-    batch = Batch(hidden, topk_weights, topk_ids, up_pages, down_pages, table)
+    batch = Batch(hidden, topk_weights, topk_ids, up_pages, down_pages, table, num_tokens)
     assert batch.is_supported, f"hidden {hidden.dtype} {hidden.shape}, pages {up_pages.shape}, ids {topk_ids.dtype}"
     assert late is None or late.is_supported(table), f"resident {late.resident.dtype} {late.resident.shape}"
     if not topk_ids.numel():
@@ -160,11 +167,12 @@ def _few(batch: Batch, config: Config, late: Late | None) -> torch.Tensor:
     out = torch.empty_like(batch.hidden)
     page, first, second = batch.up_pages.stride(0), config.gate_up, config.down
     gate_up_few_kernel[(tokens * top_k, triton.cdiv(f, first.block_n))](
-        batch.hidden, batch.up_pages, act, batch.table, batch.topk_ids, page, top_k, f, d,
+        batch.hidden, batch.up_pages, act, batch.table, batch.topk_ids, batch.num_tokens, page, top_k, f, d,
         first.block_n, first.block_k, config.pdl, num_warps=first.num_warps,
     )  # fmt: skip
     down_few_kernel[(tokens, triton.cdiv(d, second.block_n))](
-        act, batch.down_pages, batch.topk_weights, out, batch.table, batch.topk_ids, page, top_k, d, f,
+        act, batch.down_pages, batch.topk_weights, out, batch.table, batch.topk_ids, batch.num_tokens,
+        page, top_k, d, f,
         second.block_n, second.block_k, config.pdl, num_warps=second.num_warps, **_after(config),
     )  # fmt: skip
     return out
@@ -175,7 +183,9 @@ def _grouped(batch: Batch, config: Config, late: Late | None) -> torch.Tensor:
     (tokens, top_k), (_, f, d) = batch.topk_ids.shape, batch.up_pages.shape
     dtype, device = batch.hidden.dtype, batch.hidden.device
     resident = None if late is None else late.resident
-    order = align(batch.topk_ids, batch.table, config.block_m, pdl=config.pdl, resident=resident)
+    order = align(
+        batch.topk_ids, batch.table, config.block_m, pdl=config.pdl, resident=resident, num_tokens=batch.num_tokens
+    )
     slots = order.sorted_token_ids.shape[0]
     act = torch.empty((slots, f), dtype=dtype, device=device)
     products = torch.empty((slots, d), dtype=dtype, device=device)

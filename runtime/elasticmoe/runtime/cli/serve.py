@@ -40,7 +40,7 @@ def own_parser() -> argparse.ArgumentParser:
     add("--elastic-policy", metavar="NAME", help="who gets the pages: threshold (default), fixed or goodput")
     add("--elastic-loading-depth", metavar="N", help="loading buffers (default 2)")
     add("--elastic-fetch", metavar="HOW", help="what drives fetches: device (default on a GPU) or host")
-    add("--elastic-lookahead", metavar="N", help="layers ahead for which fetches are predicted: 1 (default) or 0")
+    add("--elastic-lookahead", metavar="N", help="layers ahead for which fetches are predicted: 0 (default) or 1")
     add("--elastic-limit", metavar="N", help="experts of a layer that may leave the GPU (default: the least, + 10)")
     add("--elastic-limit-file", metavar="PATH", help="file that says the limit; it may change while serving")
     add("--elastic-profile", metavar="PATH", help="offline ranking of the experts")

@@ -77,6 +77,11 @@ class DeviceFetches:
         self._ahead: _Ahead | None = None
         self._trust = Trust()
 
+    @property
+    def num_tokens(self) -> torch.Tensor:
+        """Return the number of real tokens on the device, [1] int32; 0 until the first step."""
+        return self._num_tokens.device
+
     @torch.inference_mode()
     def begin_step(self, num_tokens: int) -> None:
         """Let the forwards enqueued from here on fetch for, and count, their first `num_tokens` tokens."""

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 class Fetches(Protocol):
     """How experts that are routed to and away come to the device, and what is counted on the way."""
 
+    @property
+    def num_tokens(self) -> torch.Tensor | None:
+        """Return the number of real tokens on the device, [1] int32; None: batches are never padded."""
+
     def begin_step(self, num_tokens: int) -> None:
         """Begin to count; `num_tokens` of the batch are real, the others pad it."""
 
@@ -63,7 +67,7 @@ class Experts:
         self._copies = copies_for(device)
         self._fetches = self._make_fetches(fetch)
         self.begin_step, self.end_step = self._fetches.begin_step, self._fetches.end_step
-        self.prepare = self._fetches.prepare
+        self.prepare, self.num_tokens = self._fetches.prepare, self._fetches.num_tokens
         self._planned = 0
         self._start_copy = (0, 0.0)
         """Bytes and seconds of the residents' copies at start, until they are reported."""

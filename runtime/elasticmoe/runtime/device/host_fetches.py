@@ -28,8 +28,11 @@ class HostFetches:
         self._missed = 0
         self._timer = _timer_for(device)
 
+    num_tokens = None
+    """Host-driven batches are never padded."""
+
     def begin_step(self, num_tokens: int) -> None:
-        """Count what is routed from here on; host-driven batches are never padded."""
+        """Count what is routed from here on."""
         del num_tokens
         self._is_counting = True
 

@@ -121,7 +121,7 @@ class PagedMoEMethod(FusedMoEMethodBase):
         late = self.experts.prepare(self.layer_index, topk_ids, x, is_piece=is_piece)
         arena, table = self.experts.arena, self.experts.table.pages[self.layer_index]
         operands = x, topk_weights, topk_ids, arena.up_pages, arena.down_pages, table
-        return paged_moe_triton(*operands, late) if x.is_cuda else paged_moe(*operands)
+        return paged_moe_triton(*operands, late, self.experts.num_tokens) if x.is_cuda else paged_moe(*operands)
 
     def apply_monolithic(
         self,

@@ -31,13 +31,17 @@ def paged_moe_triton(
     down_pages: torch.Tensor,
     table: torch.Tensor,
     late: "Late | None" = None,
+    num_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the routed experts' output [T, d]; shapes as in the reference. `late`: what may not be read at once."""
+    """Return the routed experts' output [T, d]; shapes as in the reference.
+
+    `late`: what may not be read at once; `num_tokens` [1] int32: the tokens that are real, the others pad the batch.
+    """
     from elasticmoe.kernels.launch import Batch, paged_moe
 
     weights, ids = topk_weights.float().contiguous(), topk_ids.int().contiguous()
     if Batch(hidden, weights, ids, up_pages, down_pages, table).is_supported:
-        return paged_moe(hidden, weights, ids, up_pages, down_pages, table, late=late)
+        return paged_moe(hidden, weights, ids, up_pages, down_pages, table, late=late, num_tokens=num_tokens)
     if late is not None:
         late.wait()
     return paged_moe_vllm(hidden, topk_weights, topk_ids, up_pages, down_pages, table)

@@ -13,7 +13,8 @@ def make_report(**counts: Any) -> Any:
     """Return a worker's report."""
     from elasticmoe.runtime.device.report import StepReport
 
-    fields = {"routed_resident": 0, "missed": 0, "planned": 0, "exposed_s": 0.0, "copied_bytes": 0, "copy_s": 0.0}
+    whole = dict.fromkeys(("routed_resident", "missed", "predicted", "foreseen", "planned", "copied_bytes"), 0)
+    fields: dict[str, Any] = whole | {"exposed_s": 0.0, "copy_s": 0.0}
     return StepReport(routed=np.zeros((1, 1)), **(fields | counts))
 
 
@@ -47,7 +48,7 @@ def test_a_sample_adds_up_what_ran_since_the_last_one() -> None:
     clock.end(make_batch(40, requests=4, prompt=37, preempted=1), 3, 1.0)
     clock.begin(1.0)
     clock.end(make_batch(4, requests=4), 4, 2.0)
-    sample = clock.take(make_report(missed=7, exposed_s=0.5, copied_bytes=70, copy_s=0.6))
+    sample = clock.take(make_report(missed=4, predicted=5, foreseen=3, exposed_s=0.5, copied_bytes=70, copy_s=0.6))
     assert (sample.num_steps, sample.num_tokens, sample.num_requests, sample.num_new_tokens) == (2, 44, 8, 7)
     assert (sample.num_prompt_steps, sample.num_prompt_tokens, sample.num_preempted) == (1, 37, 1)
     assert (sample.num_missed, sample.exposed_s, sample.copied_bytes, sample.copy_s) == (7, 0.5, 70, 0.6)

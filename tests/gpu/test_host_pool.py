@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 
 import pytest
 import torch
@@ -18,11 +19,13 @@ def _pool() -> HostPool:
     return HostPool(HostLayout(num_layers=2, num_experts=4, rows=64, cols=128, itemsize=2), torch.bfloat16)
 
 
-def test_a_pool_is_pinned() -> None:
-    """After pin, copies from the pool are asynchronous."""
+def test_a_pool_is_pinned(caplog: pytest.LogCaptureFixture) -> None:
+    """After pin, copies from the pool are asynchronous; the log says how long it took."""
     pool = _pool()
-    pool.pin()
+    with caplog.at_level(logging.INFO):
+        pool.pin()
     assert pool.is_pinned
+    assert re.search(r"pinned .* of host memory in [0-9.]+ s", caplog.text)
 
 
 def test_a_mapped_pool_is_pinned_though_it_can_only_be_read() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import mmap
+import time
 import warnings
 import weakref
 
@@ -58,7 +59,7 @@ class HostPool:
     def pin(self) -> None:
         """Register the memory with CUDA in chunks; on failure keep it pageable, with a warning and no sticky error."""
         start, end = self._bytes.data_ptr(), self._bytes.data_ptr() + self._bytes.numel()
-        done: list[int] = []
+        done, started_s = list[int](), time.perf_counter()
         for chunk in range(start, end, MAX_REGISTER_BYTES):
             error = _register(chunk, min(MAX_REGISTER_BYTES, end - chunk), READ_ONLY if self.is_mapped else 0)
             if error:
@@ -71,6 +72,7 @@ class HostPool:
                 return
             done.append(chunk)
         self.is_pinned = True
+        logger.info("pinned %s of host memory in %.1f s", mib(end - start), time.perf_counter() - started_s)
         weakref.finalize(self, _unregister, done).atexit = False  # the process's end unregisters by itself
 
     def _typed(self, layer: int) -> torch.Tensor:

@@ -39,7 +39,6 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--policy", choices=("goodput", "threshold", "fixed"), default="goodput")
     one.add_argument("--limit", type=int, help="experts of a layer that may leave (default: the runtime's)")
     one.add_argument("--fetch", choices=("host", "device"), help="default: the system's")
-    one.add_argument("--lookahead", type=int, choices=(0, 1), default=0, help="layers that fetches are predicted for")
     one.add_argument("--eager", action="store_true", help="no graphs, whatever the system")
     one.add_argument("--follow", type=Path, help="file of a run whose policy's plans are followed")
     one.add_argument("--bus-gb-s", type=float, help="slow fetches down to this rate")

@@ -69,7 +69,6 @@ class Bench:
         row |= {name: waited[name] - before["waited"][name] for name in waited}
         row |= {"resident_end": resident_end, "was_settled": before["was_settled"], "kv_blocks": before["kv_blocks"]}
         row |= {"ready_s": self.ready_s, "gpu_bytes": self.gpu_bytes, "policy": self._policy, "limit": self.args.limit}
-        row["lookahead"] = self.args.lookahead
         row["freed_bytes"] = self.freed
         if cell.workload == "burst":
             row["series"] = recorder.series

@@ -33,6 +33,7 @@ class System:
     fetch: str | None = None
     """None: as the runtime chooses, which is the device where there is a GPU."""
     has_own_kernel: bool = True
+    lookahead: int = 0
     is_resident: bool = False
     """Whether experts never leave the device: the replay."""
 
@@ -45,6 +46,7 @@ SYSTEMS = {
     "uva": System(),
     "prefetch": System(),
     "ours": System(is_elastic=True),
+    "ours-lookahead": System(is_elastic=True, lookahead=1),
     "ours-eager": System(is_elastic=True, is_eager=True),
     "replay": System(is_elastic=True, is_resident=True),
     "ablation-fixed": replace(EAGER, policy="fixed", has_own_kernel=False),
@@ -119,7 +121,7 @@ def memory_flags(args: Namespace, system: System, model: Model) -> dict[str, Any
         spare = goal_bytes(model) + int(SPARE_GIB * GIB) if args.system in ("uva", "prefetch") else 0
         return {"kv_cache_memory_bytes": room + spare}
     ours: dict[str, Any] = {"arena_bytes": room + model.experts_bytes, "policy": system.policy or args.policy}
-    ours["lookahead"] = args.lookahead
+    ours["lookahead"] = system.lookahead
     fetch = args.fetch or system.fetch
     return {"additional_config": {"elasticmoe": ours | ({"fetch": fetch} if fetch else {})}}
 

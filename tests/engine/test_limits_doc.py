@@ -83,3 +83,31 @@ def test_fetches_by_a_device_that_cannot_are_refused(served: Any) -> None:
     with pytest.raises(ElasticMoEError, match="fetch: device needs an NVIDIA GPU, this is cpu; use host"):
         setup.prepare(served, RuntimeConfig(arena_bytes=ARENA_BYTES, fetch="device"))
     assert setup.fetch_kind(RuntimeConfig(arena_bytes=ARENA_BYTES)) == "host"
+    with pytest.raises(ElasticMoEError, match="lookahead: the host fetches what is routed to"):
+        setup.prepare(served, RuntimeConfig(arena_bytes=ARENA_BYTES, lookahead=1))
+
+
+def test_the_host_drives_fetches_as_if_eager_steps_were_asked_for(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that vLLM derives from --enforce-eager follows, such as its own kernels in place of what a compiler fuses."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)  # it would have the same effect by itself
+    flags: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "skip_tokenizer_init": True}
+    own = {"elasticmoe": {"arena_bytes": ARENA_BYTES}}
+    ours = EngineArgs(model=str(tiny), additional_config=own, **flags).create_engine_config()
+    eager = EngineArgs(model=str(tiny), enforce_eager=True, **flags).create_engine_config()
+    stock = EngineArgs(model=str(tiny), **flags).create_engine_config()
+    parts = ("custom_ops", "mode", "cudagraph_mode", "ir_enable_torch_wrap", "cudagraph_capture_sizes")
+    for part in parts:
+        assert getattr(ours.compilation_config, part) == getattr(eager.compilation_config, part), part
+    assert stock.compilation_config.custom_ops != eager.compilation_config.custom_ops
+    assert ours.model_config.enforce_eager
+
+
+def test_every_batch_is_warmed_where_no_graph_is_captured(served: Any) -> None:
+    """From one token on, and no more than a step may have."""
+    from elasticmoe.runtime.engine import setup
+
+    sizes = setup.warm_sizes(served)
+    assert sizes[0] == 1
+    assert sizes[-1] <= served.scheduler_config.max_num_batched_tokens

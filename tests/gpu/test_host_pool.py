@@ -46,13 +46,11 @@ def test_a_mapped_pool_is_pinned_though_it_can_only_be_read() -> None:
     assert torch.equal(on_gpu.cpu(), master)
 
 
-def test_a_failing_registration_leaves_a_pageable_pool_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    """Registering fails (here: twice the same memory), a warning says so, and the next CUDA call works."""
+def test_a_failing_registration_leaves_a_pageable_pool_and_no_error() -> None:
+    """Registering fails (here: twice the same memory), the result says so, and the next CUDA call works."""
     pool = _pool()
     pool.pin()
     pool.is_pinned = False
-    with caplog.at_level(logging.WARNING):
-        pool.pin()
+    assert pool.pin() > 0
     assert not pool.is_pinned
-    assert "pinning" in caplog.text
     assert torch.ones(3, device="cuda").sum().item() == 3

@@ -43,8 +43,8 @@ class Counts:
     """[N]: real tokens routed to each expert of the layer."""
     totals: torch.Tensor
     """[NUM_TOTALS], of all layers: routed pairs that found their expert resident; experts copied once they were routed
-    to, and ahead; of these, those that were routed to then; nanoseconds that the copies took, and that `stamp`'s
-    stream waited for them."""
+    to, and ahead; of these, those that were routed to then; nanoseconds that the copies took, each fetch
+    for itself where two run at once, and that `stamp`'s stream waited for them."""
     clock: torch.Tensor
     """[2], of all layers: when the computation came to wait, and when what it waits for had come."""
 
@@ -87,8 +87,8 @@ def fetch_needed(
     it; ids that are no expert's, as -1, need nothing. `held` [N] bool are experts that need no copy since they were
     fetched ahead: with `is_ahead` the call, of a prediction, notes there what it copies; that of the routing comes
     after it. `is_awaited` says that this stream computes nothing meanwhile, so that all of its time counts as waited
-    for. Whoever computes from the
-    pages launches after this; whoever computed from what they held before launched before it.
+    for. Whoever computes from the pages launches after this; whoever computed from what they held before launched
+    before it.
     """
     types = (table.dtype, resident.dtype, storage.dtype)
     assert types == (torch.int32, torch.bool, torch.uint8), f"table, resident and storage are {types}"

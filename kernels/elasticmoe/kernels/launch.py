@@ -24,6 +24,8 @@ TMA_ALIGNMENT = 16
 HOPPER = (9, 0)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
+FEW_TOKENS = 4
+"""A batch up to this is best fetched for in line: the kernels that measured configs take there would wait anyway."""
 STEPS_PER_DOUBLING = 16
 """How finely batch sizes are looked at for other kernels."""
 
@@ -97,8 +99,8 @@ def paged_moe(
 ) -> torch.Tensor:
     """The routed experts' output [T, d]; as the reference, and a pair with expert id -1 adds nothing.
 
-    Nor do the pairs of tokens from `num_tokens` [1] int32 on, whose outputs are zeros: what pads a batch neither reads
-    weights nor changes how others' rows are grouped, so it changes no bit of theirs.
+    Nor do the pairs of tokens from `num_tokens` [1] int32 on, whose outputs are zeros where their weights are finite:
+    what pads a batch reads no page, nor does it change how others' rows are grouped, so it changes no bit of theirs.
 
     With `late`, the other experts are computed while its copies run, and no bit of the result depends on which it
     names; a batch too small to be sorted waits first.
@@ -124,11 +126,14 @@ def choose(batch: Batch) -> Config:
 
 
 def warm_sizes(shape: Shape, device: torch.device, most: int) -> list[int]:
-    """Numbers of tokens that together launch every kernel which a batch of 1 to `most` tokens can launch."""
+    """Numbers of tokens that together launch every kernel which a batch of 1 to `most` tokens can launch.
 
-    def kernels(tokens: int) -> tuple[Config, int]:
+    Batches of up to FEW_TOKENS are taken to be computed whole, larger ones in parts, with `late`.
+    """
+
+    def kernels(tokens: int) -> tuple[Config, int, bool]:
         config = config_for(_device_name(device), shape, tokens, is_hopper=_capability(device) == HOPPER)
-        return config, align_width(tokens * shape.top_k)
+        return config, align_width(tokens * shape.top_k), tokens <= FEW_TOKENS
 
     grid = sorted({min(round(2 ** (step / STEPS_PER_DOUBLING)), most) for step in range(STEPS_PER_DOUBLING * 24)})
     return list({kernels(tokens): tokens for tokens in reversed(grid)}.values())[::-1]

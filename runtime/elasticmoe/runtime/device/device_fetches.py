@@ -3,8 +3,10 @@
 Nothing returns to the host, so a CUDA graph may hold all of it; imports Triton.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from elasticmoe.kernels.fetch import (
     fetch_needed,
     stamp,
 )
-from elasticmoe.kernels.launch import Late
+from elasticmoe.kernels.launch import FEW_TOKENS, Late
 from elasticmoe.runtime.device.arena import Arena
 from elasticmoe.runtime.device.host_pool import HostPool
 from elasticmoe.runtime.device.report import FetchCounts, Pending
@@ -31,9 +33,6 @@ from elasticmoe.runtime.device.side_stream import SideStream
 from elasticmoe.runtime.device.tables import DeviceTable, Mirrored
 from elasticmoe.runtime.device.trust import Trust
 from elasticmoe.runtime.units import ExpertKey
-
-FEW_TOKENS = 4
-"""A batch up to this has too little to compute beside a fetch to be worth a second stream."""
 
 Predict = Callable[[int, torch.Tensor], torch.Tensor]
 """(MoE layer, hidden states [T, d] of the layer before) → the experts [T, K] that the layer's tokens may go to."""
@@ -76,6 +75,8 @@ class DeviceFetches:
         self._masters = [Masters(first.data_ptr(), layout.matrix_bytes) for first in firsts]
         self._ahead: _Ahead | None = None
         self._trust = Trust()
+        self._unjudged: deque[tuple[torch.cuda.Event | None, torch.Tensor]] = deque()
+        """Totals on their way from the device, which tell how good predictions were."""
 
     @property
     def num_tokens(self) -> torch.Tensor:
@@ -85,6 +86,7 @@ class DeviceFetches:
     @torch.inference_mode()
     def begin_step(self, num_tokens: int) -> None:
         """Let the forwards enqueued from here on fetch for, and count, their first `num_tokens` tokens."""
+        self._learn()
         ahead = num_tokens if self._trust.begin_step() else 0
         for scalar, value in ((self._num_tokens, num_tokens), (self._num_ahead, ahead)):
             if scalar.host[0] != value:
@@ -112,16 +114,8 @@ class DeviceFetches:
             self._fetch(layer, ids, held=self._held[layer] if was_ahead else None)
         if is_predicted:
             self._fetch_next()
-
-        def join() -> None:
-            stamp(self._counts[layer])
-            self._own.join()
-            if is_predicted:
-                self._gates.join()  # so that the hidden states outlive their reader
-            del ahead_until_here[:], ids_until_here[:]
-
-        ahead_until_here, ids_until_here = [ahead], [ids]  # their memory is the side streams' as long
-        return Late(self._table.resident[layer], join)
+        held = (ahead, ids)  # the side streams read them until they are joined
+        return Late(self._table.resident[layer], partial(self._join, layer, held, is_predicted=is_predicted))
 
     @torch.inference_mode()
     def take(self) -> Pending:
@@ -130,24 +124,31 @@ class DeviceFetches:
         self._routed.zero_()
         self._totals.zero_()
         done = torch.cuda.current_stream().record_event() if self._totals.is_cuda else None
+        self._unjudged.append((done, sent[1]))
 
         def counts() -> FetchCounts:
             if done is not None:
                 done.synchronize()
             routed, totals = (each.numpy() for each in sent)
-            predicted, foreseen = int(totals[PREDICTED]), int(totals[FORESEEN])
-            self._trust.learn(predicted, foreseen)
             return FetchCounts(
                 routed=routed,
                 routed_resident=int(totals[HITS]),
                 missed=int(totals[MISSED]),
-                predicted=predicted,
-                foreseen=foreseen,
+                predicted=int(totals[PREDICTED]),
+                foreseen=int(totals[FORESEEN]),
                 exposed_s=totals[EXPOSED_NS] / 1e9,
                 copy_s=totals[COPY_NS] / 1e9,
             )
 
         return counts
+
+    def _join(self, layer: int, held: tuple[object, ...], *, is_predicted: bool) -> None:
+        """Have the computation wait for the layer's fetch; `held` is what must live until then."""
+        del held
+        stamp(self._counts[layer])
+        self._own.join()
+        if is_predicted:
+            self._gates.join()  # so that the hidden states outlive their reader
 
     def _predict_next(self, layer: int, hidden: torch.Tensor) -> bool:
         """Start to predict the next layer's routing, if there is one and a way to."""
@@ -156,6 +157,12 @@ class DeviceFetches:
         with self._gates.after():
             self._ahead = _Ahead(layer + 1, self.predict(layer + 1, hidden).contiguous())
         return True
+
+    def _learn(self) -> None:
+        """Judge predictions by the totals that have come; on every rank, whether its report is read or not."""
+        while self._unjudged and ((done := self._unjudged[0][0]) is None or done.query()):
+            totals = self._unjudged.popleft()[1]
+            self._trust.learn(int(totals[PREDICTED]), int(totals[FORESEEN]))
 
     def _fetch_next(self) -> None:
         """Start to fetch for the next layer what was predicted."""

@@ -17,6 +17,9 @@ from elasticmoe.runtime.units import ExpertKey
 class HostFetches:
     """Enqueues every fetch on the stream that computes, so it starts after its slot's last reader."""
 
+    num_tokens = None
+    """Batches are never padded."""
+
     def __init__(self, table: DeviceTable, copy_in: Callable[[ExpertKey], None]) -> None:
         """Fetch by `copy_in`, which copies one expert to where its row points."""
         self._table = table
@@ -27,9 +30,6 @@ class HostFetches:
         self._hits = torch.zeros((), dtype=torch.int64, device=device)
         self._missed = 0
         self._timer = _timer_for(device)
-
-    num_tokens = None
-    """Host-driven batches are never padded."""
 
     def begin_step(self, num_tokens: int) -> None:
         """Count what is routed from here on."""

@@ -56,24 +56,23 @@ class HostPool:
         start, size = self.layout.offset(key), self.layout.matrix_bytes
         return [self._bytes[start + m * size : start + (m + 1) * size] for m in range(MATRICES)]
 
-    def pin(self) -> None:
-        """Register the memory with CUDA in chunks; on failure keep it pageable, with a warning and no sticky error."""
+    def pin(self) -> int:
+        """Register the memory with CUDA in chunks, and return 0.
+
+        Or CUDA's error code: then the memory stays pageable, and no later call sees the error.
+        """
         start, end = self._bytes.data_ptr(), self._bytes.data_ptr() + self._bytes.numel()
         done, started_s = list[int](), time.perf_counter()
         for chunk in range(start, end, MAX_REGISTER_BYTES):
             error = _register(chunk, min(MAX_REGISTER_BYTES, end - chunk), READ_ONLY if self.is_mapped else 0)
             if error:
                 _unregister(done)
-                logger.warning(
-                    "pinning %s of host memory failed (CUDA error %d); fetches will be slower; raise `ulimit -l`",
-                    mib(end - start),
-                    error,
-                )
-                return
+                return error
             done.append(chunk)
         self.is_pinned = True
         logger.info("pinned %s of host memory in %.1f s", mib(end - start), time.perf_counter() - started_s)
         weakref.finalize(self, _unregister, done).atexit = False  # the process's end unregisters by itself
+        return 0
 
     def _typed(self, layer: int) -> torch.Tensor:
         start = layer * self.layout.layer_bytes

@@ -18,7 +18,15 @@ def register() -> None:
     platform = type(current_platform)
     if getattr(platform, _MARK, False):
         return
-    stock = platform.check_and_update_config
+    stock, stock_defaults = platform.check_and_update_config, platform.apply_config_platform_defaults
+
+    def apply_config_platform_defaults(vllm_config: "VllmConfig") -> None:
+        from elasticmoe.runtime.engine import setup
+
+        config = setup.requested(vllm_config)
+        if config is not None:
+            setup.set_defaults(vllm_config, config)
+        stock_defaults(vllm_config)
 
     def check_and_update_config(vllm_config: "VllmConfig") -> None:
         from elasticmoe.runtime.engine import setup
@@ -31,4 +39,5 @@ def register() -> None:
             setup.finish(vllm_config, config)
 
     platform.check_and_update_config = staticmethod(check_and_update_config)
+    platform.apply_config_platform_defaults = staticmethod(apply_config_platform_defaults)
     setattr(platform, _MARK, True)

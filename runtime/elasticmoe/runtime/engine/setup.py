@@ -52,9 +52,9 @@ def prepare(vllm_config: VllmConfig, config: RuntimeConfig) -> None:
     refuse_unsupported(vllm_config)
     shape = model_shape(vllm_config)
     settings = settings_from_env()
-    fetch_kind(config)
     _check_settings(settings, shape)
     _check_depth(config, shape)
+    _check_fetches(config)
     _check_loading(settings, str(vllm_config.load_config.load_format))
     _set_class(vllm_config.scheduler_config, "scheduler_cls", SCHEDULER, (None,), "--scheduler-cls")
     worker = WORKERS.get(current_platform.device_type, GPU_WORKER)
@@ -70,7 +70,7 @@ def fetch_kind(config: RuntimeConfig) -> FetchKind:
     can_drive = current_platform.is_cuda()
     if config.fetch == "device" and not can_drive:
         message = (
-            f"fetch: device needs an NVIDIA GPU, this is {current_platform.device_type}; use host, or leave it out"
+            f"fetch: device needs an NVIDIA GPU, this is {current_platform.device_name}; use host, or leave it out"
         )
         raise ConfigError(message)
     return config.fetch or ("device" if can_drive else "host")
@@ -83,22 +83,32 @@ def warm_sizes(vllm_config: VllmConfig) -> list[int]:
     shape, dtype = model_shape(vllm_config), vllm_config.model_config.dtype
     rows = shape.intermediate_size // vllm_config.parallel_config.tensor_parallel_size
     layer = config.Shape(shape.num_experts, shape.top_k, rows, shape.hidden_size, dtype)
-    captured = vllm_config.compilation_config.cudagraph_capture_sizes or [0]
+    compilation = vllm_config.compilation_config
+    has_graphs = compilation.cudagraph_mode.mixed_mode() != CUDAGraphMode.NONE
+    captured = max(compilation.cudagraph_capture_sizes or [0]) if has_graphs else 0
     most = vllm_config.scheduler_config.max_num_batched_tokens
     device = torch.device(current_platform.device_type)
-    return [size for size in launch.warm_sizes(layer, device, most) if size > max(captured)]
+    return [size for size in launch.warm_sizes(layer, device, most) if size > captured]
+
+
+def set_defaults(vllm_config: VllmConfig, config: RuntimeConfig) -> None:
+    """Run eagerly where the host drives fetches: a captured graph can't wait for it.
+
+    Early, as the flag --enforce-eager, so that all that vLLM derives from it follows.
+    """
+    if fetch_kind(config) == "host":
+        vllm_config.model_config.enforce_eager = True
+        vllm_config.compilation_config.mode = CompilationMode.NONE
+        vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
 
 
 def finish(vllm_config: VllmConfig, config: RuntimeConfig) -> None:
-    """Set what vLLM's own check would have set otherwise."""
+    """Set anew what vLLM's own check has set otherwise."""
     if config.arena_bytes is not None:  # vLLM's CPU platform puts VLLM_CPU_KVCACHE_SPACE, whole GiB, in its place
         vllm_config.cache_config.kv_cache_memory_bytes = config.arena_bytes
-    if fetch_kind(config) == "device":
-        return
-    # Eagerly, then: what the host drives, a captured graph can't wait for.
-    vllm_config.model_config.enforce_eager = True
-    vllm_config.compilation_config.mode = CompilationMode.NONE
-    vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+    if fetch_kind(config) == "host":
+        vllm_config.compilation_config.mode = CompilationMode.NONE
+        vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
 
 
 class Refusal(NamedTuple):
@@ -183,6 +193,21 @@ def _check_depth(config: RuntimeConfig, shape: ModelShape) -> None:
         message = (
             f"loading_depth: want less than the model's {shape.num_layers} MoE layers, which must share loading "
             f"buffers for evictions to free anything; it is {config.loading_depth}"
+        )
+        raise ConfigError(message)
+
+
+def _check_fetches(config: RuntimeConfig) -> None:
+    """Raise ConfigError where fetches can't be driven, or nothing be fetched ahead, as is asked."""
+    kind = fetch_kind(config)
+    if config.lookahead and kind == "host":
+        raise ConfigError(
+            "lookahead: the host fetches what is routed to, never ahead; leave it out or use fetch: device"
+        )
+    if config.lookahead and config.loading_depth <= config.lookahead:
+        message = (
+            f"lookahead: {config.lookahead} wants more loading buffers than loading_depth {config.loading_depth}, "
+            "since the layer that computes still reads its own; raise loading_depth, or leave lookahead out"
         )
         raise ConfigError(message)
 

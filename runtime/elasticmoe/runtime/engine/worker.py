@@ -105,13 +105,11 @@ class ElasticWorkerMixin(_StockWorker):
         pool, self._lease = open_pool(wanted, self.model_config.dtype, settings_from_env().socket)
         fetch = fetch_kind(self.elastic_config)
         if self.device.type == "cuda":
-            pool.pin()
-            _check_pinned(pool, fetch)
+            _check_pinned(pool, pool.pin(), fetch)
         self.experts = Experts(pool, self.device, fetch)
         with building(self.experts, shape), loading_into(pool):
             super().load_model(*args, **kwargs)
-        config = self.elastic_config
-        if fetch == "device" and config.lookahead and config.loading_depth > config.lookahead:
+        if self.elastic_config.lookahead:
             self.experts.predict_by(NextGate(self.model_runner.model))
 
     @refusal.recorded()
@@ -206,14 +204,18 @@ class ElasticWorkerMixin(_StockWorker):
         )
 
 
-def _check_pinned(pool: HostPool, fetch: FetchKind) -> None:
-    """Raise ConfigError where the device would have to read memory that it can't."""
-    if fetch == "device" and not pool.is_pinned:
+def _check_pinned(pool: HostPool, error: int, fetch: FetchKind) -> None:
+    """Raise ConfigError where the device would have to read memory that it can't; else a failure only costs time."""
+    if not error:
+        return
+    failed = f"pinning {mib(pool.layout.pool_bytes)} of host memory failed (CUDA error {error})"
+    if fetch == "device":
         message = (
-            f"fetch: device reads the host pool from the GPU, but pinning its {mib(pool.layout.pool_bytes)} failed; "
-            "raise `ulimit -l`, or let the host drive fetches (--elastic-fetch host)"
+            f"{failed}, and the device can't fetch from memory that isn't pinned: raise `ulimit -l`, or let the host "
+            "drive fetches (--elastic-fetch host)"
         )
         raise ConfigError(message)
+    logger.warning("%s; fetches will be slower; raise `ulimit -l`", failed)
 
 
 def _with_report(output: ModelRunnerOutput | AsyncModelRunnerOutput, report: PendingReport) -> Any:

@@ -36,7 +36,7 @@ def _logits_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PL
     tl.store(out_ptr + token.to(tl.int64) * num_experts + experts, logits.to(out_ptr.dtype.element_ty), mask)
 
 
-def write_logits(routing: "ForcedRouting", layer: int, out: torch.Tensor) -> None:
+def write_logits(routing: "ForcedRouting", layer: int, out: torch.Tensor, z: torch.Tensor) -> None:
     """Write the layer's logits of the running step's first tokens into `out` [T, N]."""
     num_tokens, num_experts = out.shape
     if not num_tokens:
@@ -45,13 +45,13 @@ def write_logits(routing: "ForcedRouting", layer: int, out: torch.Tensor) -> Non
         out,
         routing.g[layer],
         routing.r[layer],
-        routing.z[layer],
+        z[layer],
         routing.offset,
         routing.skew,
         routing.places,
         routing.places.shape[1],
         num_experts,
-        routing.z.shape[1],
+        z.shape[1],
         BLOCK=triton.next_power_of_2(num_experts),
         num_warps=1,
     )

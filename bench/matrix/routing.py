@@ -32,7 +32,7 @@ class ForcedRouting:
         self.z = _autoregress(draw(num_layers, NUM_POSITIONS, num_experts)).to(device)  # [L, P, N]
         self.offset = torch.randint(NUM_POSITIONS, (NUM_ROWS,), generator=gen, dtype=torch.int32).to(device)
         self.skew = torch.ones(1, device=device)
-        self.noise = (PREDICTION_NOISE * draw(NUM_POSITIONS, num_experts)).to(device)
+        self.guessed = self.z + PREDICTION_NOISE * draw(num_layers, NUM_POSITIONS, num_experts).to(device)  # [L, P, N]
         self.places = torch.zeros((2, max_tokens), dtype=torch.int32, device=device)
         """Row and position of each token; what pads a batch has 0 and 0."""
 
@@ -43,27 +43,29 @@ class ForcedRouting:
 
     def logits(self, layer: int, num_tokens: int, dtype: torch.dtype) -> torch.Tensor:
         """Return router logits [T, N] of the running step's first tokens in one layer."""
-        out = torch.empty((num_tokens, self.num_experts), dtype=dtype, device=self.g.device)
-        if not out.is_cuda:
-            return out.copy_(self.reference(layer, num_tokens))
-        from bench.matrix.logits_kernel import write_logits
-
-        write_logits(self, layer, out)
-        return out
+        return self._logits(layer, num_tokens, dtype, self.z)
 
     def predicted(self, layer: int, num_tokens: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return router logits [T, N] of one layer as they would be guessed before it: nearly the ones that come.
+        """Return the same as it would be guessed a layer before: nearly what comes, and as cheap as a gate.
 
         The forced routing doesn't follow from hidden states, so that a real predictor has nothing to go by.
         """
-        at = (self.places[1, :num_tokens].long() * 31 + self.places[0, :num_tokens] * 17 + layer * 101) % NUM_POSITIONS
-        return self.logits(layer, num_tokens, dtype) + self.noise[at].to(dtype)
+        return self._logits(layer, num_tokens, dtype, self.guessed)
 
-    def reference(self, layer: int, num_tokens: int) -> torch.Tensor:
-        """Return the same [T, N] in float32 by torch."""
+    def _logits(self, layer: int, num_tokens: int, dtype: torch.dtype, z: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((num_tokens, self.num_experts), dtype=dtype, device=self.g.device)
+        if not out.is_cuda:
+            return out.copy_(self.reference(layer, num_tokens, z))
+        from bench.matrix.logits_kernel import write_logits
+
+        write_logits(self, layer, out, z)
+        return out
+
+    def reference(self, layer: int, num_tokens: int, z: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the same [T, N] in float32 by torch, with another `z` [L, P, N] than the own if one is given."""
         rows, positions = self.places[:, :num_tokens].long()
         skewed = self.skew * (self.g[layer] + self.r[layer, rows])
-        return skewed + self.z[layer, (self.offset[rows] + positions) % NUM_POSITIONS]
+        return skewed + (self.z if z is None else z)[layer, (self.offset[rows] + positions) % NUM_POSITIONS]
 
 
 def _autoregress(noise: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,8 @@
 """The forced router logits in one launch a layer; `ForcedRouting.reference` is what it computes."""
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
-
-if TYPE_CHECKING:
-    from bench.matrix.routing import ForcedRouting
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -36,22 +31,16 @@ def _logits_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PL
     tl.store(out_ptr + token.to(tl.int64) * num_experts + experts, logits.to(out_ptr.dtype.element_ty), mask)
 
 
-def write_logits(routing: "ForcedRouting", layer: int, out: torch.Tensor, z: torch.Tensor) -> None:
-    """Write the layer's logits of the running step's first tokens into `out` [T, N]."""
+def write_logits(out: torch.Tensor, tables: tuple[torch.Tensor, ...], skew: torch.Tensor, places: torch.Tensor) -> None:
+    """Write logits of the running step's first tokens into `out` [T, N].
+
+    `tables`: one layer's g [N], r [R, N] and z [P, N], and the offset of each row [R].
+    """
     num_tokens, num_experts = out.shape
     if not num_tokens:
         return
+    z = tables[2]
     _logits_kernel[(num_tokens,)](
-        out,
-        routing.g[layer],
-        routing.r[layer],
-        z[layer],
-        routing.offset,
-        routing.skew,
-        routing.places,
-        routing.places.shape[1],
-        num_experts,
-        z.shape[1],
-        BLOCK=triton.next_power_of_2(num_experts),
-        num_warps=1,
-    )
+        out, *tables, skew, places, places.shape[1], num_experts, z.shape[0],
+        BLOCK=triton.next_power_of_2(num_experts), num_warps=1,
+    )  # fmt: skip

@@ -58,7 +58,7 @@ class ForcedRouting:
             return out.copy_(self.reference(layer, num_tokens, z))
         from bench.matrix.logits_kernel import write_logits
 
-        write_logits(self, layer, out, z)
+        write_logits(out, (self.g[layer], self.r[layer], z[layer], self.offset), self.skew, self.places)
         return out
 
     def reference(self, layer: int, num_tokens: int, z: torch.Tensor | None = None) -> torch.Tensor:

@@ -108,7 +108,8 @@ routing.places[0], routing.places[1] = torch.arange(7) * 70, torch.arange(7) * 3
 for skewed in (True, False):
     routing.set_skewed(is_skewed=skewed)
     out = torch.empty((5, 20))
-    write_logits(routing, 2, out, routing.z)
+    tables = routing.g[2], routing.r[2], routing.z[2], routing.offset
+    write_logits(out, tables, routing.skew, routing.places)
     torch.testing.assert_close(out, routing.reference(2, 5))
     assert bool((out == routing.z[2, (routing.offset[routing.places[0, :5].long()] + routing.places[1, :5]) % 4096])
                 .all()) != skewed

@@ -15,11 +15,11 @@ from elasticmoe.kernels import fetch
 
 HOPPER = GPUTarget("cuda", 90, 32)
 COPY: dict[str, Any] = {
-    "ids_ptr": "*i32", "table_ptr": "*i32", "resident_ptr": "*i1", "num_tokens_ptr": "*i32", "held_ptr": "*i1",
+    "ids_ptr": "*i32", "table_ptr": "*i32", "resident_ptr": "*i1", "num_tokens_ptr": "*i32", "held_ptr": None,
     "routed_ptr": "*i64", "totals_ptr": "*i64", "clock_ptr": "*i64", "storage_ptr": "*u8", "address": "i64",
     "granule": "i64", "pairs": "i32", "TOP_K": 8, "N": 60, "BINS": 64, "TILE": fetch.TILE, "MATRIX": 3 * 2**20,
-    "WORD": tl.int64, "ALIGN": 16, "CHUNK": 32768, "STAGES": 1, "IS_PADDED": True, "HAS_HELD": False,
-    "IS_AHEAD": False, "COUNTS": True, "TIMED": True, "IS_AWAITED": False,
+    "WORD": tl.int64, "ALIGN": 16, "CHUNK": 32768, "STAGES": 1, "IS_AHEAD": False,
+    "COUNTS": True, "TIMED": True, "IS_AWAITED": False,
 }  # fmt: skip
 
 
@@ -65,7 +65,8 @@ def test_what_is_not_aligned_is_copied_in_its_own_words(word: tl.dtype, align: i
 @pytest.mark.parametrize("ids", ["*i32", "*i64"])
 def test_every_kind_of_call_compiles(ids: str, has_held: bool, is_ahead: bool) -> None:  # noqa: FBT001
     """For both types of ids, ahead or not, counting or not; the clock is read where it counts."""
-    kind = {"ids_ptr": ids, "HAS_HELD": has_held, "IS_AHEAD": is_ahead, "COUNTS": not is_ahead, "IS_AWAITED": has_held}
+    held = "*i1" if has_held else None
+    kind = {"ids_ptr": ids, "held_ptr": held, "IS_AHEAD": is_ahead, "COUNTS": not is_ahead, "IS_AWAITED": has_held}
     assert ("%globaltimer" in _ptx(fetch._fetch, COPY | kind)) == (not is_ahead)
     assert "%globaltimer" in _ptx(fetch._stamp, {"clock_ptr": "*i64"}, num_warps=1)
 

@@ -124,7 +124,7 @@ def _place_experts(
         tl.extra.cuda.gdc_launch_dependents()
     expert = tl.program_id(0)
     pair = tl.arange(0, WIDTH)
-    real = _num_real(pairs, num_tokens_ptr, top_k)
+    real = num_real(pairs, num_tokens_ptr, top_k)
     ids = tl.load(ids_ptr + pair, mask=pair < real, other=-1)
     w1 = tl.load(table_ptr + expert * 3)
     w3 = tl.load(table_ptr + expert * 3 + 1)
@@ -177,7 +177,7 @@ def _name(block_pages_ptr, first, count, w1, w3, w2, LANES: tl.constexpr):
 
 
 @triton.jit
-def _num_real(pairs, num_tokens_ptr, top_k):
+def num_real(pairs, num_tokens_ptr, top_k):
     """The pairs of real tokens; the others pad the batch."""
     real = pairs
     if num_tokens_ptr is not None:
@@ -194,7 +194,7 @@ def _count_tile(
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     pair = tile * TILE + tl.arange(0, TILE)
-    ids = tl.load(ids_ptr + pair, mask=pair < _num_real(pairs, num_tokens_ptr, top_k), other=-1)
+    ids = tl.load(ids_ptr + pair, mask=pair < num_real(pairs, num_tokens_ptr, top_k), other=-1)
     tl.store(counts_ptr + tile * BINS + tl.arange(0, BINS), tl.histogram(ids, BINS, mask=ids >= 0))
 
 
@@ -228,7 +228,7 @@ def _place_tile(
     bins = tl.arange(0, BINS)
     column = tl.arange(0, TILE)
     pair = tile * TILE + column
-    ids = tl.load(ids_ptr + pair, mask=pair < _num_real(pairs, num_tokens_ptr, top_k), other=-1)
+    ids = tl.load(ids_ptr + pair, mask=pair < num_real(pairs, num_tokens_ptr, top_k), other=-1)
     rank = tl.zeros([TILE], dtype=tl.int32)
     for start in range(0, TILE, STRIP):
         other = start + tl.arange(0, STRIP)

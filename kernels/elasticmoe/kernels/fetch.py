@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from elasticmoe.kernels.align import num_real
+
 TILE = 1024
 """The most pairs that are looked at in one go."""
 VECTOR_BYTES = 16
@@ -43,8 +45,8 @@ class Counts:
     """[N]: real tokens routed to each expert of the layer."""
     totals: torch.Tensor
     """[NUM_TOTALS], of all layers: routed pairs that found their expert resident; experts copied once they were routed
-    to, and ahead; of these, those that were routed to then; nanoseconds that the copies took, each fetch
-    for itself where two run at once, and that `stamp`'s stream waited for them."""
+    to, and ahead; of these, those that were routed to then; nanoseconds that the copies took, each fetch for itself
+    where two run at once, and that `stamp`'s stream waited for them."""
     clock: torch.Tensor
     """[2], of all layers: when the computation came to wait, and when what it waits for had come."""
 
@@ -103,8 +105,8 @@ def fetch_needed(
     _fetch[(tuning.num_blocks,)](
         topk_ids, table, resident, num_tokens, held, *arrays, storage, masters.address, granule_bytes, pairs,
         topk_ids.shape[1], num_experts, triton.next_power_of_2(num_experts), tile, masters.matrix_bytes,
-        WORDS[min(align, 8)], align, tuning.chunk_bytes, tuning.num_stages, num_tokens is not None, held is not None,
-        is_ahead, counts is not None, storage.is_cuda, is_awaited, num_warps=tuning.num_warps,
+        WORDS[min(align, 8)], align, tuning.chunk_bytes, tuning.num_stages, is_ahead, counts is not None,
+        storage.is_cuda, is_awaited, num_warps=tuning.num_warps,
     )  # fmt: skip
 
 
@@ -137,16 +139,13 @@ def _fetch(
     ALIGN: tl.constexpr,
     CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
-    IS_PADDED: tl.constexpr,
-    HAS_HELD: tl.constexpr,
     IS_AHEAD: tl.constexpr,
     COUNTS: tl.constexpr,
     TIMED: tl.constexpr,
     IS_AWAITED: tl.constexpr,
 ):
     """Copy every `num_programs`-th chunk of each needed expert; each program finds out by itself what is needed."""
-    if IS_PADDED:
-        pairs = tl.minimum(pairs, tl.load(num_tokens_ptr) * TOP_K)
+    pairs = num_real(pairs, num_tokens_ptr, TOP_K)
     expert = tl.arange(0, BINS)
     is_expert = expert < N
     routed = tl.zeros([BINS], dtype=tl.int32)
@@ -157,7 +156,7 @@ def _fetch(
     resident = tl.load(resident_ptr + expert, mask=is_expert, other=1) != 0
     needed = (routed > 0) & ~resident
     foreseen = tl.full([], 0, dtype=tl.int32)
-    if HAS_HELD and not IS_AHEAD:
+    if held_ptr is not None and not IS_AHEAD:
         is_held = tl.load(held_ptr + expert, mask=is_expert, other=0) != 0
         foreseen = tl.sum((needed & is_held).to(tl.int32))
         needed = needed & ~is_held
@@ -246,7 +245,7 @@ def _count_time(begin, count, totals_ptr, clock_ptr, IS_AHEAD: tl.constexpr, IS_
 
 @triton.jit
 def _add(totals_ptr, place: tl.constexpr, value):
-    """Add to one of the totals: a fetch ahead may do so at the same time."""
+    """Add to one of the totals, by the place that HITS … EXPOSED_NS name: a fetch ahead may do so at the same time."""
     tl.atomic_add(totals_ptr + place, value.to(tl.int64), sem="relaxed")
 
 

@@ -1,16 +1,15 @@
 """Which requests come when, for each workload of the matrix; the same for every system. Reads the trace's file."""
 
-import csv
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from bench.matrix.cells import Cell
 from bench.serving.errors import BadScenario
 from bench.serving.trace import AZURE_CONV, NUM_RESERVED_IDS
 from bench.serving_gpu import draw_lengths
+from elasticmoe.runtime.simulator.workload import read_trace
 
 MEAN_IN, MEAN_OUT = 168, 205
 CLOSED_LIMIT = 2048
@@ -68,23 +67,17 @@ def plan_arrivals(cell: Cell, sizes: Sizes, trace: Path = AZURE_CONV) -> tuple[A
 
 
 def _trace_arrivals(trace: Path, rate: float, sizes: Sizes) -> tuple[Arrival, ...]:
-    arrivals: list[Arrival] = []
-    with trace.open(newline="", encoding="utf-8") as file:
-        start: datetime | None = None
-        for row in csv.DictReader(file):
-            when = datetime.fromisoformat(row["TIMESTAMP"][:26])
-            start = start or when
-            at_s = ((when - start).total_seconds() - TRACE_START_S) / rate
-            if at_s >= sizes.seconds:
-                break
-            num_in, num_out = int(row["ContextTokens"]), int(row["GeneratedTokens"])
-            if at_s >= 0 and num_in <= sizes.most_in:
-                arrivals.append(Arrival(at_s, num_in, min(num_out, MOST_OUT, sizes.max_model_len - num_in)))
+    due = [((one.at_s - TRACE_START_S) / rate, one.prompt_tokens, one.output_tokens) for one in read_trace(trace)]
+    arrivals = tuple(
+        Arrival(at_s, num_in, min(num_out, MOST_OUT, sizes.max_model_len - num_in))
+        for at_s, num_in, num_out in due
+        if 0 <= at_s < sizes.seconds and num_in <= sizes.most_in
+    )
     if not arrivals:
         raise BadScenario(
             f"{trace.name} has no prompt of at most {sizes.most_in} tokens then: allow longer ones, or more time"
         )
-    return tuple(arrivals)
+    return arrivals
 
 
 def make_prompts(arrivals: Sequence[Arrival], vocab: int, seed: int) -> list[list[int]]:

@@ -50,9 +50,8 @@ def make_engine(args: argparse.Namespace, folder: str) -> Any:
     """Return vLLM's LLM, in this process, for the system asked for."""
     os.environ.update(ENVIRONMENT)
     from vllm import LLM
-    from vllm.model_executor.model_loader import weight_utils
 
-    weight_utils.initialize_single_dummy_weight.__defaults__ = (-WEIGHT_RANGE, WEIGHT_RANGE, 1234)
+    widen_dummy_weights()
     shutil.copy(args.model, Path(folder) / "config.json")
     room = int(args.kv_gib * 2**30)
     extra: dict[str, Any] = {"kv_cache_memory_bytes": room}
@@ -81,6 +80,15 @@ def make_engine(args: argparse.Namespace, folder: str) -> Any:
     )
     llm.collective_rpc(reseed)
     return llm
+
+
+def widen_dummy_weights() -> None:
+    """Have this process draw vLLM's dummy weights, and so the elastic pool's, from ± WEIGHT_RANGE."""
+    from vllm.model_executor.model_loader import weight_utils
+
+    inner = weight_utils.initialize_single_dummy_weight.__wrapped__  # under torch.no_grad, which passes no defaults on
+    _, _, seed = inner.__defaults__
+    inner.__defaults__ = (-WEIGHT_RANGE, WEIGHT_RANGE, seed)
 
 
 def reseed(worker: Any) -> None:

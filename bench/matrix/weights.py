@@ -8,18 +8,16 @@ import zlib
 from typing import Any
 
 import torch
-from vllm.model_executor.model_loader import weight_utils
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.models.utils import extract_layer_index
 
-from bench.serving_gpu import WEIGHT_RANGE
+from bench.serving_gpu import WEIGHT_RANGE, widen_dummy_weights
 from elasticmoe.runtime.engine.moe_method import DUMMY_SEED
 
 
 def install() -> None:
     """Have this process fill models of `load_format=dummy` so; the MoE layers must be all of the model's layers."""
-    inner = weight_utils.initialize_single_dummy_weight.__wrapped__  # under torch.no_grad, which passes no defaults on
-    inner.__defaults__ = (-WEIGHT_RANGE, WEIGHT_RANGE, DUMMY_SEED)
+    widen_dummy_weights()
 
     def load_weights(self: DummyModelLoader, model: torch.nn.Module, model_config: Any) -> None:
         del self, model_config

@@ -106,9 +106,6 @@ def finish(vllm_config: VllmConfig, config: RuntimeConfig) -> None:
     """Set anew what vLLM's own check has set otherwise."""
     if config.arena_bytes is not None:  # vLLM's CPU platform puts VLLM_CPU_KVCACHE_SPACE, whole GiB, in its place
         vllm_config.cache_config.kv_cache_memory_bytes = config.arena_bytes
-    if fetch_kind(config) == "host":
-        vllm_config.compilation_config.mode = CompilationMode.NONE
-        vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
 
 
 class Refusal(NamedTuple):

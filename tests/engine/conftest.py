@@ -1,33 +1,22 @@
 """Models and reference tokens that the engine tests share; an engine's environment."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.engine.engines import Requests, Tokens, draw_requests, running
+from tests.engine.engines import ENVIRONMENT, Requests, Tokens, draw_requests, running
 
 NUM_REQUESTS = 64
 
 
 @pytest.fixture(scope="session", autouse=True)
 def vllm_environment() -> Iterator[None]:
-    """Keep vLLM's engine in this process, offline, on its first model runner."""
-    wanted = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TORCH_COMPILE_DISABLE": "1",  # else every start compiles the sampler, for twenty seconds
-    }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    yield
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+    """Set what the engines need, and compile nothing: else every start compiles the sampler, for twenty seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (ENVIRONMENT | {"TORCH_COMPILE_DISABLE": "1"}).items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,13 @@ from typing import Any
 Prompts = list[list[int]]
 Tokens = list[list[int]]
 
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Keeps vLLM's engine in this process, offline, on its first model runner; set before vLLM is imported."""
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 256
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.engines import BLOCK_SIZE, Engine, Requests, draw_requests, running
+from tests.engine.engines import BLOCK_SIZE, ENVIRONMENT, Engine, Requests, draw_requests, running
 from tests.engine.sizes import arena_bytes, read_shape
 
 pytestmark = pytest.mark.gpu
@@ -33,16 +33,9 @@ GRAPHS: dict[str, Any] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def vllm_environment() -> Iterator[None]:
-    """Keep vLLM's engine in this process, offline, on its first model runner."""
-    wanted = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "HF_HUB_OFFLINE": "1",
-    }
+    """Set what the engines need; the GPU machine has no sampler of FlashInfer's."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in wanted.items():
+        for name, value in (ENVIRONMENT | {"VLLM_USE_FLASHINFER_SAMPLER": "0"}).items():
             patch.setenv(name, value)
         yield
 

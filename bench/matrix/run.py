@@ -55,10 +55,10 @@ class Bench:
 
     def run_cell(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
         """Serve one cell; return its row, and its tokens, batches and plans."""
-        before = self._prepare(cell)
+        before = self.prepare(cell)
         arrivals = plan_arrivals(cell, self.sizes)
         self.plans.start(self.followed.get(_key(self._cell(cell), cell.repeat)))
-        recorder, wall_s = self._serve(arrivals)
+        recorder, wall_s = self.serve(arrivals)
         plans, resident_end = self.plans.stop(), self.room.num_resident
         after = self._counts()
         self.room.settle(self.core)
@@ -77,14 +77,12 @@ class Bench:
         kept = {"system": self.args.system, "cell": self._cell(cell), "repeat": cell.repeat}
         return row, kept | {"tokens": tokens, "company": chains, "plans": plans}
 
-    # Inside
-
-    def _prepare(self, cell: Cell) -> dict[str, Any]:
+    def prepare(self, cell: Cell) -> dict[str, Any]:
         """Bring the engine to the cell's start."""
         self.room.give_back()
         was_settled = self.room.settle(self.core)
         self._set_routing(cell.routing)
-        self._serve((Arrival(0.0, LEARN_IN, LEARN_OUT),) * min(LEARN_REQUESTS, self.args.requests))
+        self.serve((Arrival(0.0, LEARN_IN, LEARN_OUT),) * min(LEARN_REQUESTS, self.args.requests))
         was_settled = self.room.settle(self.core) and was_settled
         kv_blocks = self.room.leave(int(cell.kv_gib * GIB) + self.freed)
         return {
@@ -94,11 +92,14 @@ class Bench:
             "waited": self._waited(),
         }
 
-    def _serve(self, arrivals: tuple[Arrival, ...]) -> tuple[Recorder, float]:
+    def serve(self, arrivals: tuple[Arrival, ...]) -> tuple[Recorder, float]:
+        """Serve requests as they arrive; return what was seen, and the seconds until the last token."""
         recorder = Recorder(self.core.scheduler)
         client = Client(self.llm, recorder, lambda: self.room.num_resident)
         prompts = make_prompts(arrivals, self.model.vocab, self.sizes.seed)
         return recorder, serve(client, arrivals, prompts)
+
+    # Inside
 
     def _warm_up(self) -> None:
         """Have every kernel compiled: short requests, a long prompt, and a batch in a room that is too small for it."""
@@ -106,12 +107,12 @@ class Bench:
         half = self.args.max_model_len // 2
         num_in = min(CHURN_IN, half - CHURN_OUT)
         num = min(WARM_REQUESTS, self.args.requests)
-        self._serve((Arrival(0.0, num_in, WARM_OUT),) * num)
-        self._serve((Arrival(0.0, half, 2),))
+        self.serve((Arrival(0.0, num_in, WARM_OUT),) * num)
+        self.serve((Arrival(0.0, half, 2),))
         block_tokens = 16
         need = -(-(num_in + CHURN_OUT) // block_tokens) * 6 + 1
         self.room.leave(min(need, self.room.most_blocks) * self.room.block_bytes)
-        self._serve((Arrival(0.0, num_in, CHURN_OUT),) * num)
+        self.serve((Arrival(0.0, num_in, CHURN_OUT),) * num)
         self.room.give_back()
         self.room.settle(self.core)
         say(f"warm; {self._counts().get('evictions', 0)} experts were evicted meanwhile")

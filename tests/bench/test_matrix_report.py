@@ -11,6 +11,7 @@ import pytest
 
 from bench.matrix.combine import combine, tokens_path
 from bench.matrix.page import put, table
+from bench.matrix.profiles import summary
 from bench.matrix.report import compare, draw, report
 from bench.matrix.timeline import Layer, case_row, layer_rows, read_layers
 from bench.matrix.timeline import report as report_timeline
@@ -175,6 +176,19 @@ PROFILE = {
     "raw": RAW, "span_us": 20000.0, "cpu": {"cudaGraphLaunch": [2, 1.0]},
     "top": [["gate_up_kernel", 4, 3000.0], ["down_kernel", 4, 1000.0], ["_fetch", 4, 898.0], ["other", 1, 9.0]],
 }  # fmt: skip
+
+
+def test_a_profile_is_what_the_timeline_reads() -> None:
+    """Kernels in order of start however they come, sums by kernel and by call of CUDA, and no other call."""
+    kernels: list[Any] = [(name, start, us, stream) for start, us, name, stream in RAW]
+    calls = [("cudaGraphLaunch", 1.0, 4.0, None), ("aten::mm", 2.0, 9.0, None), ("cudaGraphLaunch", 3.0, 6.0, None)]
+    made = summary(reversed(kernels), calls)
+    assert [list(event) for event in made["raw"]] == RAW
+    assert made["span_us"] == 800.0
+    assert made["cpu"] == {"cudaGraphLaunch": [2, 10.0]}
+    assert made["top"][0] == ["_fetch", 3, 453.0]
+    assert ["gate_up_kernel", 4, 315.0] in made["top"]
+    assert case_row("x", made, 2)[4:] == ["1 of 2", "0.2", "55 %", "3.0"]
 
 
 def test_layers_of_a_timeline() -> None:

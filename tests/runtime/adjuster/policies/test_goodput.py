@@ -203,6 +203,12 @@ def test_on_a_bus_that_misses_fill_one_expert_still_comes_back() -> None:
     assert len(plan(snap, DEFAULTS).load) == 1
 
 
+def test_a_copy_measured_in_an_instant_brings_back_all_that_fits() -> None:
+    """The smallest time there is makes the bus infinitely fast, which is no number of experts."""
+    snap = calm(10, num_running=0, kv_pages=0.0, fit=replace(FIT, seconds_per_byte=5e-324))
+    assert len(plan(snap, DEFAULTS).load) == int(min((400 - 9) // 3, snap.num_offloaded.sum()))
+
+
 def test_before_anything_was_measured_growth_is_the_threshold_policys() -> None:
     """Without a bandwidth: grow_most a step."""
     assert len(plan(calm(10, fit=StepFit()), DEFAULTS).load) == DEFAULTS.adjuster.thresholds.grow_most

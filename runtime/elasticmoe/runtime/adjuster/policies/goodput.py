@@ -146,4 +146,5 @@ def _loads_per_step(snap: Snapshot, config: RuntimeConfig) -> int:
         missed = missed_bytes(snap, np.array([snap.depth]), tokens)
         idle_s = float((snap.fit.step_s(tokens, missed) - missed * snap.fit.seconds_per_byte)[0])
     seconds_each = snap.expert_bytes * snap.fit.seconds_per_byte
-    return max(1, int(config.adjuster.goodput.bus_share * idle_s / seconds_each))
+    away = int(snap.num_offloaded.sum())  # a bus that was measured in an instant could bring any number
+    return max(1, int(min(config.adjuster.goodput.bus_share * idle_s / seconds_each, away)))

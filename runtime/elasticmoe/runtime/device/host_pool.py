@@ -63,6 +63,7 @@ class HostPool:
         """
         start, end = self._bytes.data_ptr(), self._bytes.data_ptr() + self._bytes.numel()
         done, started_s = list[int](), time.perf_counter()
+        memory.populate(start, end - start, is_writable=not self.is_mapped)  # CUDA makes them one after the other
         for chunk in range(start, end, MAX_REGISTER_BYTES):
             error = _register(chunk, min(MAX_REGISTER_BYTES, end - chunk), READ_ONLY if self.is_mapped else 0)
             if error:

@@ -104,7 +104,8 @@ class PagedMoEMethod(FusedMoEMethodBase):
             master = self.master(name).data
             values = torch.empty(master.shape, dtype=master.dtype, device=self.experts.device)
             initialize_single_dummy_weight(values, seed=DUMMY_SEED + self.layer_index)
-            master.copy_(values)
+            for expert_master, expert in zip(master, values, strict=True):  # each is contiguous; all of them are not
+                expert_master.copy_(expert)
 
     def apply(
         self,

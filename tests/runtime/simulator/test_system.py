@@ -1,5 +1,7 @@
 """The parts of an engine that follow from a model, a GPU and its memory."""
 
+from dataclasses import replace
+
 import pytest
 
 from elasticmoe.runtime.contract.config import RuntimeConfig
@@ -26,3 +28,13 @@ def test_a_room_for_less_than_one_request_is_refused() -> None:
         PoolTooSmallError, match=r"one request of 4096 tokens needs 385.50 MiB for KV, there are 256.00"
     ):
         System(qwen3(), H200, 2**28).make_kv()
+
+
+def test_the_configuration_says_when_fetches_start() -> None:
+    """Without lookahead, which is the default and stock's, none starts before its layer's routing."""
+    stock = System(qwen3(), H200, 2**30, hides_fetches=False, is_eager=True)
+    assert not stock.make_steps().looks_ahead
+    assert not replace(stock, config=RuntimeConfig()).make_steps().looks_ahead
+    ahead = replace(stock, config=RuntimeConfig(lookahead=1)).make_steps()
+    assert ahead.looks_ahead
+    assert (ahead.is_eager, ahead.hides_fetches) == (True, False)

@@ -36,18 +36,20 @@ class Gpu:
     """Of the compute that a grouped GEMM reaches."""
     layer_s: float = 4.5e-5
     """Per layer and step: what its kernels cost besides their bytes and FLOPs."""
-    step_s: float = 2e-3
+    step_s: float = 1e-3
     """Per step: sampling, scheduling and what else stands between two forwards."""
-    request_s: float = 1.8e-5
+    request_s: float = 1e-5
     """Per request of a step: its sampling and bookkeeping."""
     eager_launch_s: float = 8e-5
     """Per kernel without CUDA graphs: the host needs so long to launch it."""
+    prompt_launch_s: float = 5e-5
+    """Per kernel of a step that computes prompts: only steps that don't are one CUDA graph."""
     fetch_idle_s: float = 4e-6
     """Per layer of a step that may have to fetch: looking whether there is anything."""
     host_sync_s: float = 3.5e-4
     """Per layer of a step that may have to fetch, where the host drives it: it must see the routing first."""
-    contention: float = 0.12
-    """Of a copy's time that the compute beside it loses."""
+    contention: float = 0.08
+    """Of the time that copies and compute share, what it adds: bandwidth, and late experts as launches of their own."""
 
     def __post_init__(self) -> None:
         """Refuse rates that nothing could be computed with."""

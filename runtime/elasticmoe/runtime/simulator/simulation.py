@@ -15,7 +15,7 @@ from elasticmoe.runtime.simulator.requests import Arrival, Request
 from elasticmoe.runtime.simulator.routing import Routing, make_routing
 from elasticmoe.runtime.simulator.sampling import Meter
 from elasticmoe.runtime.simulator.scheduler import Scheduler
-from elasticmoe.runtime.simulator.step_cost import Batch, StepCost, StepModel
+from elasticmoe.runtime.simulator.step_cost import Batch, StepCost
 from elasticmoe.runtime.simulator.system import System
 
 
@@ -36,7 +36,7 @@ class Simulation:
         kv = system.make_kv()
         self.scheduler = Scheduler(kv, system.limits)
         self._top_k = shape.top_k
-        self._steps = StepModel(system.gpu, model, system.is_eager, system.hides_fetches)
+        self._steps = system.make_steps()
         self._meter = Meter(self.routing.num_groups, model.expert_bytes, self._steps.expert_s)
         self._pending = deque(self.requests)
         self._rng = np.random.default_rng(system.seed)

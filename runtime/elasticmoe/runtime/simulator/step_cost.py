@@ -25,6 +25,11 @@ class Batch:
     attended: int = 0
     """Pairs of a new and an older token in prompts; decode is bound by reading KV."""
 
+    @property
+    def has_prompts(self) -> bool:
+        """Return whether any request computes more than its next token."""
+        return self.num_tokens > self.num_requests
+
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
@@ -44,12 +49,17 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Prices steps of one model on one GPU: with CUDA graphs or without, fetches hidden behind compute or not."""
+    """Prices steps of one model on one GPU: with CUDA graphs or without, fetches hidden behind compute or not.
+
+    A layer's fetch starts when its tokens are routed, so it hides behind that layer's experts; one that `looks_ahead`
+    starts a layer earlier, and hides behind a whole layer.
+    """
 
     gpu: Gpu
     model: ServedModel
     is_eager: bool = False
     hides_fetches: bool = True
+    looks_ahead: bool = False
 
     def cost(
         self, batch: Batch, distinct: np.ndarray, missed: np.ndarray, num_loads: int, *, may_miss: bool
@@ -59,20 +69,22 @@ class StepModel:
         `distinct` and `missed` are [MoE layers]: experts that are read, experts of those that must be copied first.
         `num_loads` experts are copied into pages for later steps; `may_miss`: some expert is not resident.
         """
-        layers_s, rest_s = self._compute(batch, distinct)
-        compute_s = float(layers_s.sum()) + rest_s
+        experts_s, layers_s, rest_s = self._compute(batch, distinct)
+        launched_s = self._launched_s(batch)
+        compute_s = float(np.maximum(layers_s, launched_s).sum()) + rest_s
         missed_s = missed * self.expert_s
-        copy_s = float(missed_s.sum()) + num_loads * self.expert_s
+        loads_s = num_loads * self.expert_s
+        copy_s = float(missed_s.sum()) + loads_s
         if not may_miss and not num_loads:
             return StepCost(compute_s, 0.0, compute_s)
         if not self.hides_fetches:
             synced_s = compute_s + self.gpu.host_sync_s * len(layers_s)
             return StepCost(synced_s, copy_s, max(synced_s + float(missed_s.sum()), copy_s))
+        hidden_s = np.minimum(missed_s, layers_s if self.looks_ahead else experts_s)
+        joined_s = float(np.maximum(layers_s + missed_s - hidden_s, launched_s).sum()) + rest_s
+        beside_s = min(float(hidden_s.sum()) + loads_s, compute_s)
         idle_s = self.gpu.fetch_idle_s * len(layers_s)
-        joined_s = float(np.maximum(layers_s, missed_s).sum()) + rest_s
-        return StepCost(
-            compute_s, copy_s, max(joined_s + self.gpu.contention * min(copy_s, compute_s), copy_s) + idle_s
-        )
+        return StepCost(compute_s, copy_s, max(joined_s + self.gpu.contention * beside_s, copy_s) + idle_s)
 
     @property
     def expert_s(self) -> float:
@@ -94,8 +106,17 @@ class StepModel:
         """Return the bytes and FLOPs a second that kernels reach."""
         return self.gpu.memory_bytes_s * self.gpu.memory_share, self.gpu.flops_s * self.gpu.flops_share
 
-    def _compute(self, batch: Batch, distinct: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return the seconds of each MoE layer, and of the rest: other layers, the output head, the step itself."""
+    def _launched_s(self, batch: Batch) -> float:
+        """Return the seconds that the host needs to launch a layer, where no graph of the whole step does."""
+        if self.is_eager:
+            return self.model.num_launches * self.gpu.eager_launch_s
+        return self.model.num_launches * self.gpu.prompt_launch_s if batch.has_prompts else 0.0
+
+    def _compute(self, batch: Batch, distinct: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+        """Return the seconds of each MoE layer's experts, of the whole layer, and of the rest.
+
+        The rest: other layers, the output head, the step itself.
+        """
         gpu, model = self.gpu, self.model
         reach_s, flops_s = self._rates()
         experts_s = self.experts_s(batch.num_tokens, distinct)
@@ -106,11 +127,8 @@ class StepModel:
         kv_s = batch.kv_tokens * model.kv_bytes / reach_s
         pairs_s = 4 * batch.attended * model.attention_width * model.num_layers / flops_s
         per_layer_s = float(dense_s + kv_s + pairs_s) / model.num_layers + gpu.layer_s + self._link_s(batch)
-        layers_s = experts_s + per_layer_s
-        if self.is_eager:
-            layers_s = np.maximum(layers_s, model.num_launches * gpu.eager_launch_s)
         rest_s = per_layer_s * (model.num_layers - len(distinct)) + gpu.step_s + batch.num_requests * gpu.request_s
-        return layers_s, rest_s
+        return experts_s, experts_s + per_layer_s, rest_s
 
     def _link_s(self, batch: Batch) -> float:
         """Return the seconds of a layer's two all-reduces."""

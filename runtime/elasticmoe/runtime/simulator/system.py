@@ -12,6 +12,7 @@ from elasticmoe.runtime.simulator.kv import ElasticKv, SilentPort, StockKv
 from elasticmoe.runtime.simulator.routing import RoutingName
 from elasticmoe.runtime.simulator.scheduler import Limits
 from elasticmoe.runtime.simulator.served import ServedModel
+from elasticmoe.runtime.simulator.step_cost import StepModel
 from elasticmoe.runtime.units import ceil_div, mib
 
 
@@ -55,6 +56,11 @@ class System:
         half_life = self.config.adjuster.half_life_tokens
         load = ExpertLoad(shape.num_layers, shape.num_experts, half_life, shape.top_k)
         return ElasticKv(Adjuster(geometry, self.config, load, SilentPort(), self.limit))
+
+    def make_steps(self) -> StepModel:
+        """Return what prices its steps; fetches look ahead where the configuration has them do so."""
+        looks_ahead = self.config is not None and self.config.lookahead > 0
+        return StepModel(self.gpu, self.model, self.is_eager, self.hides_fetches, looks_ahead)
 
     def _stock_blocks(self) -> int:
         block_bytes = self.model.kv_bytes * self.model.block_size

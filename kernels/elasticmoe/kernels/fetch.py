@@ -48,7 +48,7 @@ class Counts:
     to, and ahead; of these, those that were routed to then; nanoseconds that the copies took, each fetch for itself
     where two run at once, and that `stamp`'s stream waited for them."""
     clock: torch.Tensor
-    """[2], of all layers: when the computation came to wait, and when what it waits for had come."""
+    """[2], of all layers: when the computation came to wait, and when what it waits for had come, 0 if nothing did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ def _count_time(begin, count, totals_ptr, clock_ptr, IS_AHEAD: tl.constexpr, IS_
         if IS_AWAITED:
             _add(totals_ptr, 5, copied)
         elif not IS_AHEAD:
-            tl.store(clock_ptr + 1, end)
+            tl.store(clock_ptr + 1, tl.where(count > 0, end, 0))
 
 
 @triton.jit

@@ -73,8 +73,9 @@ class Late:
 
     resident: torch.Tensor
     """[N] bool, contiguous, on the device: the pages of an expert that isn't are read only after `wait`."""
-    wait: Callable[[], None]
-    """Orders whatever is launched next on this stream after the copies; called once."""
+    wait: Callable[[], None] | None
+    """Orders whatever is launched next on this stream after the copies; called once. None: all are known to be resident,
+    and nothing is launched for others."""
 
     def is_supported(self, table: torch.Tensor) -> bool:
         """Whether `align` can sort the experts of this table by it."""
@@ -109,7 +110,7 @@ def paged_moe(
     assert batch.is_supported, f"hidden {hidden.dtype} {hidden.shape}, pages {up_pages.shape}, ids {topk_ids.dtype}"
     assert late is None or late.is_supported(table), f"resident {late.resident.dtype} {late.resident.shape}"
     if not topk_ids.numel():
-        if late is not None:
+        if late is not None and late.wait is not None:
             late.wait()
         return torch.zeros_like(hidden)
     chosen = config or choose(batch)
@@ -165,7 +166,7 @@ def _can_tma(batch: Batch) -> bool:
 
 def _few(batch: Batch, config: Config, late: Late | None) -> torch.Tensor:
     """Two launches, a pair at a time; the first of them starts when everything before it has ended."""
-    if late is not None:
+    if late is not None and late.wait is not None:
         late.wait()
     (tokens, top_k), (_, f, d) = batch.topk_ids.shape, batch.up_pages.shape
     act = torch.empty((tokens * top_k, f), dtype=batch.hidden.dtype, device=batch.hidden.device)
@@ -198,7 +199,7 @@ def _grouped(batch: Batch, config: Config, late: Late | None) -> torch.Tensor:
     first: Part = "all" if late is None else "resident"
     gate_up(batch, config, order, act, first)
     down(batch, config, order, act, products, first)
-    if late is not None:
+    if late is not None and late.wait is not None:
         late.wait()
         gate_up(batch, config, order, act, "late")
         down(batch, config, order, act, products, "late")

@@ -29,6 +29,10 @@ FIRST_SLOT = 30
 TOP_K = 2
 
 
+MANY = torch.tensor([[3, 0], [1, 2], [0, 3], [2, 1], [3, 1]], dtype=torch.int32)
+"""More tokens than are too few to look ahead for."""
+
+
 def _pages(first: int) -> tuple[PageId, PageId, PageId]:
     return PageId(first), PageId(first + 1), PageId(first + 2)
 
@@ -111,6 +115,22 @@ def test_before_the_first_step_nothing_is_fetched_or_counted() -> None:
     assert fresh.take_report()().routed.sum() == 0
 
 
+def test_only_a_step_whose_layer_is_whole_computes_it_in_one_go() -> None:
+    """What warms kernels up launches those for late experts too; a step only where an expert of its layer is away."""
+    experts = _experts("device", set())
+
+    def waits() -> list[bool]:
+        made = [experts.prepare(layer, MANY) for layer in range(LAYOUT.num_layers)]
+        return [late is not None and late.wait is not None for late in made]
+
+    assert waits() == [True, True]
+    experts.begin_step(len(MANY))
+    assert waits() == [False, False]
+    experts.apply(PageDelta(entries=(Entry(ExpertKey(1, 2), _pages(FIRST_SLOT), is_resident=False),)))
+    assert waits() == [False, True]
+    assert experts.take_report()().routed.sum() == 2 * MANY.numel() * LAYOUT.num_layers
+
+
 def test_a_report_has_what_was_counted_when_it_was_taken() -> None:
     """What a later step counts is the next report's, though the first is read only then."""
     experts = _experts("device", {3})
@@ -138,10 +158,6 @@ def test_a_load_lands_as_with_fetches_by_the_host() -> None:
     assert torch.equal(_forward(experts, ids), want)
     report = experts.take_report()()
     assert (report.missed, report.planned) == (LAYOUT.num_layers, LAYOUT.num_layers)
-
-
-MANY = torch.tensor([[3, 0], [1, 2], [0, 3], [2, 1], [3, 1]], dtype=torch.int32)
-"""More tokens than are too few to look ahead for."""
 
 
 @pytest.mark.parametrize(

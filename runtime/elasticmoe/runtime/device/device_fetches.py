@@ -105,6 +105,9 @@ class DeviceFetches:
         unless `is_piece`: a graph that ends with this layer can't leave a fetch running.
         """
         ids, ahead, self._ahead = topk_ids.contiguous(), self._ahead, None
+        if not self._may_miss(layer):
+            self._fetch(layer, ids)  # which only counts
+            return Late(self._table.resident[layer], None)
         was_ahead = ahead is not None and ahead.layer == layer
         if ids.shape[0] <= FEW_TOKENS:
             self._fetch(layer, ids, is_awaited=True)
@@ -150,9 +153,15 @@ class DeviceFetches:
         if is_predicted:
             self._gates.join()  # so that the hidden states outlive their reader
 
+    def _may_miss(self, layer: int) -> bool:
+        """Return whether an expert of the layer may be away: in a graph always, as in what only warms kernels up."""
+        is_step = bool(self._num_tokens.host[0])
+        is_captured = self._totals.is_cuda and torch.cuda.is_current_stream_capturing()
+        return is_captured or not is_step or not self._table.is_whole(layer)
+
     def _predict_next(self, layer: int, hidden: torch.Tensor) -> bool:
-        """Start to predict the next layer's routing, if there is one and a way to."""
-        if self.predict is None or layer + 1 == len(self._masters):
+        """Start to predict the next layer's routing, if there is one and a way to, and it may miss experts."""
+        if self.predict is None or layer + 1 == len(self._masters) or not self._may_miss(layer + 1):
             return False
         with self._gates.after():
             self._ahead = _Ahead(layer + 1, self.predict(layer + 1, hidden).contiguous())

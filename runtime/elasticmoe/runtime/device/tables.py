@@ -76,6 +76,10 @@ class DeviceTable:
         """Return the page indices of one expert, from the mirror."""
         return [int(index) for index in self._pages.host[key]]
 
+    def is_whole(self, layer: int) -> bool:
+        """Return whether no expert of a layer must be fetched before it is used, from the mirror."""
+        return bool(self._resident.host[layer].all())
+
     def offloaded(self, layer: int) -> np.ndarray:
         """Return [experts] bool: which experts of a layer must be fetched before they are used, from the mirror."""
         offloaded: np.ndarray = ~self._resident.host[layer]

@@ -74,8 +74,10 @@ class Late:
     resident: torch.Tensor
     """[N] bool, contiguous, on the device: the pages of an expert that isn't are read only after `wait`."""
     wait: Callable[[], None] | None
-    """Orders whatever is launched next on this stream after the copies; called once. None: all are known to be resident,
-    and nothing is launched for others."""
+    """Orders whatever is launched next on this stream after the copies; called once.
+
+    None: every expert is known to be resident, and nothing is launched for others.
+    """
 
     def is_supported(self, table: torch.Tensor) -> bool:
         """Whether `align` can sort the experts of this table by it."""

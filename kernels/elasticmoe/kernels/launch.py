@@ -159,10 +159,15 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 def _can_tma(batch: Batch) -> bool:
     """Whether the hardware, or Triton's interpreter, can address the arena by descriptor: strides must suit it."""
-    device, pages = batch.hidden.device, batch.up_pages
-    sizes = (*pages.shape[1:], pages.stride(0), pages.storage_offset())
+    pages = batch.up_pages
+    sizes = *pages.shape[1:], pages.stride(0), pages.storage_offset()
+    return _suits_tma(batch.hidden.device, pages.dtype.itemsize, sizes)
+
+
+@functools.cache
+def _suits_tma(device: torch.device, itemsize: int, sizes: tuple[int, ...]) -> bool:
     return (device.type == "cpu" or _capability(device) >= HOPPER) and all(
-        size * pages.dtype.itemsize % TMA_ALIGNMENT == 0 for size in sizes
+        size * itemsize % TMA_ALIGNMENT == 0 for size in sizes
     )
 
 

@@ -39,7 +39,7 @@ def _ptx(kernel: triton.JITFunction, arguments: dict[str, Any], num_warps: int =
 @pytest.mark.parametrize("matrix", [3 * 2**20, 3 * 2**20 + 16])
 def test_a_thread_copies_16_bytes_at_a_time_with_eight_loads_in_flight(matrix: int) -> None:
     """All loads of a chunk of 32 KiB by 256 threads come before its first store, whether it may be cut or not."""
-    words = re.findall(r"(ld|st)\.global\.(v\d\.b\d+)", _ptx(fetch._fetch, COPY | {"MATRIX": matrix}))
+    words = re.findall(r"(ld|st)\.global\.(?:L\d::\w+\.)*(v\d\.b\d+)", _ptx(fetch._fetch, COPY | {"MATRIX": matrix}))
     assert [word for word in words if word[1] == "v2.b64"] == [("ld", "v2.b64")] * 8 + [("st", "v2.b64")] * 8
 
 

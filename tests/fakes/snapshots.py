@@ -34,7 +34,6 @@ def make_snapshot(state: np.ndarray, *, loading_depth: int = 2, **changes: Any) 
         "coldness": np.take_along_axis(probability, order, axis=1).mean(axis=0)[::-1],
         "fit": StepFit(),
         "top_k": 1,
-        "expert_bytes": 3 * 2**20,
     }
     return Snapshot(**(fields | changes))
 

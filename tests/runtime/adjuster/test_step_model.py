@@ -5,12 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from elasticmoe.runtime.adjuster.misses import Misses
 from elasticmoe.runtime.adjuster.sample import StepSample
-from elasticmoe.runtime.adjuster.step_model import StepFit, StepModel, expected_misses, touched_share
+from elasticmoe.runtime.adjuster.step_model import PRIOR_OVERLAP, StepFit, StepModel
 
 EXPERT_BYTES = 1_000_000
+LAYERS = 10
 MEAN_SHARE = 8 / 128
-FIT = StepFit(num_steps=1, terms=(4e-3, 8e-3, 1e-5), mean_share=MEAN_SHARE, seconds_per_byte=2e-11)
+FIT = StepFit(
+    num_steps=1,
+    terms=(4e-3, 8e-3, 1e-5),
+    mean_share=MEAN_SHARE,
+    num_layers=LAYERS,
+    expert_s=2e-5,
+    overlap=0.6,
+)
+"""Ten layers, an expert copied in 20 µs."""
 
 
 def floats(*values: float) -> np.ndarray:
@@ -18,13 +28,12 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values)
 
 
+def each(number: float, variance: float = 0.0) -> Misses:
+    """Return so many misses of each layer."""
+    return Misses(floats(number), floats(variance))
+
+
 # Predictions
-
-
-def test_one_token_touches_an_expert_with_its_chance_and_many_almost_surely() -> None:
-    """1 - (1 - share)^tokens; a share of one is touched by any token, no token touches nothing."""
-    assert touched_share(floats(0, 1, 2), floats(0.25)).tolist() == pytest.approx([0, 0.25, 1 - 0.75**2])
-    assert touched_share(floats(1), floats(1.0)).tolist() == pytest.approx([1])
 
 
 def test_compute_grows_with_touched_experts_then_with_tokens() -> None:
@@ -33,59 +42,82 @@ def test_compute_grows_with_touched_experts_then_with_tokens() -> None:
     assert seconds.tolist() == pytest.approx([4e-3 + 8e-3 / 16 + 1e-5, 4e-3 + 8e-3 + 1e-2])
 
 
-@pytest.mark.parametrize(("remainder", "expected_ms"), [(0.0, 30.0), (0.5, 36.0), (1.0, 42.0)])
-def test_a_step_takes_the_longer_of_compute_and_copy_and_what_is_not_hidden(
-    remainder: float, expected_ms: float
-) -> None:
-    """12 ms of compute and 30 of copies are 30 to 42 ms, and the other way round the same."""
-    fit = replace(FIT, terms=(12e-3, 0.0, 0.0), remainder=remainder)
-    assert 1000 * float(fit.step_s(floats(1), floats(1.5e9))[0]) == pytest.approx(expected_ms)
+@pytest.mark.parametrize(("overlap", "long_ms", "short_ms"), [(0.0, 42.0, 42.0), (0.25, 39.0, 34.5), (1.0, 30.0, 30.0)])
+def test_a_step_is_its_compute_and_what_it_does_not_hide(overlap: float, long_ms: float, short_ms: float) -> None:
+    """12 ms of compute hide a share of themselves of 30 ms of copies, and 30 ms of compute of 12 ms of copies."""
+    fit = replace(FIT, terms=(12e-3, 0.0, 0.0), expert_s=1e-4, overlap=overlap)
+    assert 1000 * float(fit.step_s(floats(1), each(30))[0]) == pytest.approx(long_ms, abs=0.01)
     turned = replace(fit, terms=(30e-3, 0.0, 0.0))
-    assert 1000 * float(turned.step_s(floats(1), floats(0.6e9))[0]) == pytest.approx(expected_ms)
+    assert 1000 * float(turned.step_s(floats(1), each(12))[0]) == pytest.approx(short_ms, abs=0.01)
 
 
-def test_misses_add_up_over_the_coldest_experts_and_between_whole_depths() -> None:
-    """At depth 0 none, at 2 the two coldest, at 1.5 the coldest and half of the next, at most all."""
-    coldness = floats(0.1, 0.2, 1.0)
-    missed = expected_misses(coldness, floats(0, 1, 1.5, 2, 3), np.ones(5))
-    assert missed.tolist() == pytest.approx([0, 0.1, 0.2, 0.3, 1.3])
+def test_layers_that_miss_more_than_others_make_a_step_longer() -> None:
+    """A layer hides beside its own compute: the same copies, all hidden where they lie evenly."""
+    room = float(FIT.room(floats(32))[0])
+    even, uneven = (float(FIT.step_s(floats(32), each(room / 2, variance))[0]) for variance in (0.0, room**2))
+    assert even == pytest.approx(float(FIT.compute_s(floats(32))[0]), rel=1e-3)
+    assert uneven > even + 0.1 * LAYERS * FIT.expert_s * room
 
 
-def test_misses_count_an_expert_once_however_many_tokens_want_it() -> None:
-    """Of two tokens at even odds three quarters of the time at least one wants it."""
-    assert expected_misses(floats(0.5, 0.5), floats(1), floats(2)).tolist() == pytest.approx([0.75])
+def test_all_copies_take_as_long_as_one_after_another() -> None:
+    """Three misses of each of ten layers, 20 µs each."""
+    assert FIT.copy_s(each(3)).tolist() == pytest.approx([600e-6])
+
+
+def test_nothing_is_hidden_before_a_step_and_a_copy_were_measured() -> None:
+    """Whatever the first guess would be."""
+    assert FIT.room(floats(8)) > 0
+    assert replace(FIT, expert_s=0.0).room(floats(8)).tolist() == [0]
+    assert replace(FIT, terms=(0.0, 0.0, 0.0)).room(floats(8)).tolist() == [0]
 
 
 # Learning
 
 
-def sample_of(fit: StepFit, requests: int, *, missed: int = 0, steps: int = 16) -> StepSample:
-    """Return what an engine would measure whose decode steps cost what `fit` says."""
-    copy = missed * EXPERT_BYTES * fit.seconds_per_byte
-    compute = float(fit.compute_s(floats(requests))[0])
-    each = float(fit.step_s(floats(requests), floats(missed * EXPERT_BYTES / steps))[0])
+SPREAD = 0.7
+"""Variance of misses, for each one expected."""
+NO_PROMPTS = (0, 0)
+
+
+def sample_of(
+    fit: StepFit, requests: int, *, missed: int = 0, steps: int = 16, prompts: tuple[int, int] = NO_PROMPTS
+) -> StepSample:
+    """Return what an engine would measure whose steps cost what `fit` says.
+
+    `prompts` is how many of them compute prompts too, and the tokens of each.
+    """
+    num, length = prompts
+    tokens = np.array([requests] * (steps - num) + [requests + length] * num, dtype=np.float64)
+    mean = missed / (LAYERS * steps)
+    seconds = fit.step_s(tokens, each(mean, SPREAD * mean))
     return StepSample(
         num_steps=steps,
-        duration_s=steps * each,
-        num_tokens=steps * requests,
+        duration_s=float(seconds.sum()),
+        num_tokens=int(tokens.sum()),
         num_requests=steps * requests,
-        num_prompt_steps=0,
-        num_prompt_tokens=0,
+        num_prompt_steps=num,
+        num_prompt_tokens=num * length,
         num_new_tokens=steps * requests,
         num_missed=missed,
-        exposed_s=steps * (each - compute),
+        exposed_s=float((seconds - fit.compute_s(tokens)).sum()),
         copied_bytes=missed * EXPERT_BYTES,
-        copy_s=copy,
+        copy_s=missed * fit.expert_s,
         num_preempted=0,
     )
 
 
 def learned(*samples: StepSample, half_life_steps: int = 1000) -> StepFit:
     """Return the fit after these samples, each with as many misses as were expected."""
-    model = StepModel(MEAN_SHARE, half_life_steps)
+    model = StepModel(MEAN_SHARE, half_life_steps, LAYERS, EXPERT_BYTES)
     for sample in samples:
-        model.learn(sample, sample.num_missed * EXPERT_BYTES, sample.num_missed)
+        model.learn(sample, expected(sample.num_missed))
     return model.fit
+
+
+def expected(missed: float, steps: int = 16) -> Misses:
+    """Return what one layer was expected to miss in a step where all missed so many in so many steps."""
+    mean = np.asarray(missed / (LAYERS * steps))
+    return Misses(mean, SPREAD * mean)
 
 
 def test_nothing_measured_predicts_nothing() -> None:
@@ -130,24 +162,55 @@ def test_terms_that_would_explain_more_than_there_is_are_scaled_down() -> None:
 def test_the_bus_is_the_bytes_over_their_seconds() -> None:
     """Two copies at different speeds give their mean by bytes."""
     samples = [replace(sample_of(FIT, 8), copied_bytes=10**9, copy_s=seconds) for seconds in (0.02, 0.04)]
-    assert learned(*samples).seconds_per_byte == pytest.approx(3e-11)
+    assert learned(*samples).expert_s == pytest.approx(3e-11 * EXPERT_BYTES, rel=0.01)
 
 
-@pytest.mark.parametrize("remainder", [0.0, 0.4, 1.0])
-def test_what_is_not_hidden_is_learned_from_exposed_seconds(remainder: float) -> None:
-    """The share comes out as it was put in, below and above the point where copies outlast compute."""
-    engine = replace(FIT, remainder=remainder)
-    samples = [sample_of(engine, 64, missed=missed, steps=16) for missed in (2000, 6000, 20_000)] * 30
-    assert learned(*samples).remainder == pytest.approx(remainder, abs=0.05)
+MISSED = (2000, 6000, 20_000)
+"""Misses of 16 steps: 12 to 125 of a layer in each, beside compute that is as long as 58 copies of each layer."""
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.1, 0.4, 0.8, 1.0])
+def test_what_is_hidden_is_learned_from_exposed_seconds(overlap: float) -> None:
+    """The share comes out as it was put in, where layers miss less than they hide and where they miss more."""
+    samples = [sample_of(replace(FIT, overlap=overlap), 64, missed=missed) for missed in MISSED] * 30
+    assert learned(*samples).overlap == pytest.approx(overlap, abs=0.03)
+
+
+@pytest.mark.parametrize("overlap", [0.1, 0.4, 0.8])
+def test_prompts_do_not_hide_what_is_hidden(overlap: float) -> None:
+    """Some steps compute 300 tokens more: what the others hide is still found."""
+    engine = replace(FIT, overlap=overlap)
+    mixed = [sample_of(engine, 64, missed=missed, prompts=(num, 300)) for missed in MISSED for num in (0, 1, 4)]
+    assert learned(*mixed * 20).overlap == pytest.approx(overlap, abs=0.06)
+
+
+def test_steps_that_all_compute_prompts_tell_nothing_of_those_that_do_not() -> None:
+    """The share stays what it was."""
+    samples = [sample_of(replace(FIT, overlap=0.9), 64, missed=missed, prompts=(16, 300)) for missed in MISSED]
+    assert learned(*samples * 30).overlap == pytest.approx(PRIOR_OVERLAP)
+
+
+def test_layers_that_hide_all_they_miss_tell_nothing() -> None:
+    """However often that is seen: the share stays what others taught, or the first guess."""
+    hidden = [sample_of(replace(FIT, overlap=1.0), 64, missed=300)] * 100
+    assert hidden[0].exposed_s == pytest.approx(0, abs=1e-6)
+    assert learned(*hidden).overlap == pytest.approx(PRIOR_OVERLAP, abs=0.01)
+    taught = [sample_of(replace(FIT, overlap=0.2), 64, missed=missed) for missed in MISSED] * 10
+    assert learned(*taught, *hidden).overlap == pytest.approx(learned(*taught).overlap, abs=0.01)
+
+
+def test_before_a_layer_missed_more_than_it_hides_half_is_hidden() -> None:
+    """Which only trying can correct."""
+    assert learned(sample_of(FIT, 64, missed=1)).overlap == PRIOR_OVERLAP
 
 
 def test_misses_that_routing_alone_does_not_explain_scale_the_expectation() -> None:
     """Half the misses that were expected, measured often, halve what is expected next; a few change little."""
-    model = StepModel(MEAN_SHARE, half_life_steps=1000)
-    model.learn(sample_of(FIT, 8, missed=2), 2 * EXPERT_BYTES, 4)
+    model = StepModel(MEAN_SHARE, 1000, LAYERS, EXPERT_BYTES)
+    model.learn(sample_of(FIT, 8, missed=2), expected(4))
     assert model.fit.miss_factor == pytest.approx(1, abs=0.1)
     for _ in range(30):
-        model.learn(sample_of(FIT, 8, missed=100), 100 * EXPERT_BYTES, 200)
+        model.learn(sample_of(FIT, 8, missed=100), expected(200))
     assert model.fit.miss_factor == pytest.approx(0.5, abs=0.02)
 
 

@@ -133,10 +133,11 @@ def test_a_fixed_split_offloads_the_limit() -> None:
 
 def test_the_policy_learns_the_bus_from_its_own_copies() -> None:
     """What the adjuster believes of the bus is what the simulated clock showed it, though it is told no bandwidth."""
-    simulation = Simulation(elastic(24, "goodput"), BURST)
+    system = elastic(24, "goodput")
+    simulation = Simulation(system, BURST)
     simulation.run()
     fit = simulation.scheduler.kv.adjuster.model.fit  # type: ignore[attr-defined]
-    assert fit.seconds_per_byte == pytest.approx(1 / H200.copy_bytes_s, rel=1e-6)
+    assert fit.expert_s == pytest.approx(system.model.expert_bytes / H200.copy_bytes_s, rel=1e-6)
     assert fit.num_steps > 0
 
 

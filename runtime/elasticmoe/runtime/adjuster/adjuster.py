@@ -10,10 +10,11 @@ from itertools import chain
 import numpy as np
 
 from elasticmoe.runtime.adjuster.choose import choose_swaps
+from elasticmoe.runtime.adjuster.misses import Misses, expected_misses
 from elasticmoe.runtime.adjuster.policy import POLICIES
 from elasticmoe.runtime.adjuster.sample import StepSample
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
-from elasticmoe.runtime.adjuster.step_model import StepModel, expected_misses
+from elasticmoe.runtime.adjuster.step_model import StepModel
 from elasticmoe.runtime.contract.config import RuntimeConfig
 from elasticmoe.runtime.expert_load import ExpertLoad
 from elasticmoe.runtime.pages.changes import PageDelta, Plan, Swap
@@ -80,7 +81,8 @@ class Adjuster:
     def __post_init__(self) -> None:
         """Place the experts."""
         share = self.load.top_k / self.geometry.num_experts
-        self.model = StepModel(share, self.config.adjuster.goodput.half_life_steps)
+        half_life = self.config.adjuster.goodput.half_life_steps
+        self.model = StepModel(share, half_life, self.geometry.num_layers, self.expert_bytes)
         self.table = start_table(self.geometry, self.config, self.limit, self.load, self.port)
 
     @property
@@ -101,13 +103,12 @@ class Adjuster:
 
     def learn(self, sample: StepSample) -> None:
         """Take in what the engine measured; under asynchronous scheduling, of steps that ended a while ago."""
-        prompts = sample.num_prompt_steps
-        weights = np.array([sample.num_steps - prompts, prompts])
-        decoding = sample.num_requests / max(sample.num_steps, 1)
+        num, prompts = max(sample.num_steps, 1), sample.num_prompt_steps
+        weights = np.array([num - prompts, prompts]) / num
+        decoding = sample.num_requests / num
         tokens = np.array([decoding, decoding + sample.num_prompt_tokens / max(prompts, 1)])
-        depth = np.full(2, self.table.num_slotted().mean())
-        missed = self.geometry.num_layers * weights @ expected_misses(self.load.coldness, depth, tokens)
-        self.model.learn(sample, sample.num_missed * self.expert_bytes, float(missed))
+        each = expected_misses(self.load.coldness, np.full(2, self.table.num_slotted().mean()), tokens)
+        self.model.learn(sample, Misses(weights @ each.mean, weights @ each.variance))
 
     def rescue(self, short_blocks: int, demand: Demand = IDLE, lost_tokens: int = 0) -> bool:
         """Free at least `short_blocks` more blocks for KV by evicting; False, and nothing changed, if that won't be.
@@ -170,7 +171,6 @@ class Adjuster:
             coldness=self.load.coldness,
             fit=self.model.fit,
             top_k=self.load.top_k,
-            expert_bytes=self.expert_bytes,
         )
 
     def arena_by_owner(self) -> dict[str, int]:

@@ -1,4 +1,7 @@
-"""Which experts go and which come: layers nominate, the coldest (hottest) nominee over all layers is taken.
+"""Which experts go and which come: layers nominate, the nominee that is waited for least (most) is taken.
+
+Each layer nominates its coldest expert. A step waits for it as often as it is routed to, where the layer misses more
+than it hides already: so layers that hide more give first, and only of equals the coldest one.
 
 Amounts are net of loading buffers: an eviction that deepens its layer's buffer frees nothing by itself. One numpy pass
 finds all layers' nominees; Python touches only experts that are taken.
@@ -8,6 +11,7 @@ import heapq
 
 import numpy as np
 
+from elasticmoe.runtime.adjuster.misses import Floats, Misses, touched_share
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.pages.changes import Swap
 from elasticmoe.runtime.pages.table import OFFLOADED
@@ -15,6 +19,46 @@ from elasticmoe.runtime.units import MATRICES, ExpertKey
 
 SMOOTHING = 0.1
 """Added to both sides of a swap's comparison, as a share of a layer's mean expert: keeps rare tokens from deciding."""
+
+
+_Nominee = tuple[float, float, int, int, float]
+"""(what steps would wait, share of its layer's tokens, -expert, layer, chance that a step is routed to it)."""
+
+
+class _Waits:
+    """How much of an expert's copy each step would wait for, by what its layer misses in a step of what runs now."""
+
+    def __init__(self, snap: Snapshot) -> None:
+        self._tokens = np.array([float(max(1, snap.num_running))])
+        self._top_k = snap.top_k
+        self._room = snap.fit.room(self._tokens)
+        self.layers, self.experts = np.nonzero(snap.state == OFFLOADED)
+        self.touched = self.touch(snap.probability[self.layers, self.experts])
+        self._mean = self._sum(self.touched, snap.num_layers)
+        self._variance = self._sum(self.touched * (1 - self.touched), snap.num_layers)
+
+    def touch(self, probability: Floats) -> Floats:
+        """Return the chance that a step is routed to experts that draw such shares of their layers' tokens."""
+        return touched_share(self._tokens, np.minimum(self._top_k * probability, 1.0))
+
+    def of_leaving(self, layers: Floats, touched: Floats) -> Floats:
+        """Return what steps would wait for an expert of each layer, in copies of one, if it left."""
+        return np.asarray(self._share(layers, touched / 2) * touched)
+
+    def of_away(self) -> Floats:
+        """Return what steps wait for each expert that is away, `layers` and `experts` of it, in copies of one."""
+        return np.asarray(self._share(self.layers, -self.touched / 2) * self.touched)
+
+    def leave(self, layer: int, touched: float) -> None:
+        """Take into account that an expert has left its layer."""
+        self._mean[layer] += touched
+        self._variance[layer] += touched * (1 - touched)
+
+    def _sum(self, each: Floats, num_layers: int) -> Floats:
+        return np.bincount(self.layers, each, num_layers).astype(np.float64)  # of nobody it is integers
+
+    def _share(self, layers: Floats, more: Floats) -> Floats:
+        return Misses(self._mean[layers] + more, self._variance[layers]).saturation(self._room)
 
 
 class _Nominees:
@@ -25,19 +69,23 @@ class _Nominees:
         self._cold = snap.resident_heat()
         self._slotted = snap.num_slotted.tolist()
         self._depth = snap.buffer_depth.tolist()
-        self._waiting: list[list[tuple[float, int, int]]] = [[] for _ in self._depth]
+        self._waits = _Waits(snap)
+        self._waiting: list[list[_Nominee]] = [[] for _ in self._depth]
         """Nominees that would deepen their buffer, by buffer."""
-        self._ready: list[tuple[float, int, int]] = []
-        """Nominees that free pages at once: (probability, -expert, layer), a heap."""
+        self._ready: list[_Nominee] = []
+        """Nominees that free pages at once, a heap."""
         experts = self._cold.argmin(axis=1)
         rows = np.arange(snap.num_layers)
         may_go = (snap.num_slotted < snap.limit) & np.isfinite(self._cold[rows, experts])
-        probability = snap.probability[rows, experts].tolist()
+        probability = snap.probability[rows, experts]
+        touched = self._waits.touch(probability)
+        columns = self._waits.of_leaving(rows, touched).tolist(), probability.tolist(), touched.tolist()
         for layer in np.flatnonzero(may_go).tolist():
-            self._enter((probability[layer], -int(experts[layer]), layer))
+            waits, drawn, touch = (column[layer] for column in columns)
+            self._enter((waits, drawn, -int(experts[layer]), layer, touch))
 
-    def _enter(self, nominee: tuple[float, int, int]) -> None:
-        layer = nominee[2]
+    def _enter(self, nominee: _Nominee) -> None:
+        layer = nominee[3]
         buffer = layer % len(self._depth)
         if self._slotted[layer] < self._depth[buffer]:
             heapq.heappush(self._ready, nominee)
@@ -49,18 +97,26 @@ class _Nominees:
             return
         expert = int(self._cold[layer].argmin())
         if np.isfinite(self._cold[layer, expert]):
-            self._enter((float(self._snap.probability[layer, expert]), -expert, layer))
+            probability, row = self._snap.probability[layer, [expert]], np.array([layer])
+            touched = self._waits.touch(probability)
+            waits = float(self._waits.of_leaving(row, touched)[0])
+            self._enter((waits, float(probability[0]), -expert, layer, float(touched[0])))
 
     def _deepen(self) -> bool:
-        """Add a slot to the buffer with the most layers to gain from it; False when none gains."""
-        buffer = max(range(len(self._depth)), key=lambda b: (len(self._waiting[b]), -b))
-        if len(self._waiting[buffer]) < 2:  # noqa: PLR2004 -- one eviction pays for the slot, the second one frees pages
+        """Add a slot to the buffer whose layers then free pages for the least waiting; False when none frees any."""
+        gaining = [b for b, nominees in enumerate(self._waiting) if len(nominees) > 1]  # one eviction pays for the slot
+        if not gaining:
             return False
+        buffer = min(gaining, key=self._waits_a_page)
         self._depth[buffer] += 1
         for nominee in self._waiting[buffer]:
             heapq.heappush(self._ready, nominee)
         self._waiting[buffer] = []
         return True
+
+    def _waits_a_page(self, buffer: int) -> tuple[float, int]:
+        nominees = self._waiting[buffer]
+        return sum(nominee[0] for nominee in nominees) / (len(nominees) - 1), -len(nominees)
 
     def take(self) -> tuple[ExpertKey, int] | None:
         """Return the next expert to evict and the pages that it costs to have room for it, or None."""
@@ -69,7 +125,8 @@ class _Nominees:
             if not self._deepen():
                 return None
             cost = MATRICES
-        _, negative, layer = heapq.heappop(self._ready)
+        _, _, negative, layer, touched = heapq.heappop(self._ready)
+        self._waits.leave(layer, touched)
         self._slotted[layer] += 1
         self._cold[layer, -negative] = np.inf
         self._renominate(layer)
@@ -77,7 +134,7 @@ class _Nominees:
 
 
 def choose_evictions(snap: Snapshot, pages: int) -> tuple[ExpertKey, ...] | None:
-    """Return the coldest experts whose eviction frees at least `pages` pages net, or None if no set does."""
+    """Return experts whose eviction costs least and frees at least `pages` pages net, or None if no set does."""
     nominees = _Nominees(snap)
     chosen: list[ExpertKey] = []
     gained = 0
@@ -91,32 +148,19 @@ def choose_evictions(snap: Snapshot, pages: int) -> tuple[ExpertKey, ...] | None
 
 
 def choose_loads(snap: Snapshot, num: int) -> tuple[ExpertKey, ...]:
-    """Return up to `num` offloaded experts, hottest first over all layers; layers above the limit come first."""
+    """Return up to `num` offloaded experts, those waited for most first; layers above the limit come first."""
     if num <= 0:
         return ()
-    is_offloaded = snap.state == OFFLOADED
+    waits = _Waits(snap)
+    first = np.zeros(len(waits.layers), dtype=bool)
     excess = snap.num_offloaded - snap.limit
-    first: tuple[ExpertKey, ...] = ()
     if (excess > 0).any():
         heat = snap.offloaded_heat()
-        last = np.take_along_axis(np.sort(heat, axis=1)[:, ::-1], np.maximum(excess - 1, 0)[:, None], axis=1)
-        is_beyond = is_offloaded & (heat >= last) & (excess > 0)[:, None]
-        first = _hottest(snap, is_beyond, num)
-        is_offloaded &= ~is_beyond
-    return first + _hottest(snap, is_offloaded, num - len(first))
-
-
-def _hottest(snap: Snapshot, mask: np.ndarray, num: int) -> tuple[ExpertKey, ...]:
-    """Return the `num` most probable experts of a mask, of equals the lower id and the lower layer first."""
-    layers, experts = np.nonzero(mask)
-    if num <= 0 or not len(layers):
-        return ()
-    probability = snap.probability[layers, experts]
-    if len(layers) > num:
-        is_among = probability >= np.partition(probability, -num)[-num]
-        layers, experts, probability = layers[is_among], experts[is_among], probability[is_among]
-    order = np.lexsort((layers, experts, -probability))[:num]
-    return tuple(map(ExpertKey, layers[order].tolist(), experts[order].tolist()))
+        last = np.take_along_axis(np.sort(heat, axis=1)[:, ::-1], np.maximum(excess - 1, 0)[:, None], axis=1)[:, 0]
+        first = (heat[waits.layers, waits.experts] >= last[waits.layers]) & (excess[waits.layers] > 0)
+    probability = snap.probability[waits.layers, waits.experts]
+    order = np.lexsort((waits.layers, waits.experts, -probability, -waits.of_away(), ~first))[:num]
+    return tuple(map(ExpertKey, waits.layers[order].tolist(), waits.experts[order].tolist()))
 
 
 def choose_swaps(snap: Snapshot, num: int, margin: float) -> tuple[Swap, ...]:

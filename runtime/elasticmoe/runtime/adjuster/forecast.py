@@ -7,35 +7,43 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from elasticmoe.runtime.adjuster.misses import Floats, Misses, expected_misses
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
-from elasticmoe.runtime.adjuster.step_model import Floats, expected_misses
 from elasticmoe.runtime.units import MATRICES
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Requests that would run, seconds of a step and tokens/s, for each depth; all [n]."""
+    """Requests that would run and seconds of a step, for each depth; all [n]."""
 
     depth: Floats
     requests: Floats
     step_s: Floats
+    """Of the mean step: some compute prompts too."""
+    decode_s: Floats
+    """Of a step that computes no prompt."""
 
     @property
     def tokens_per_s(self) -> Floats:
         """Return the tokens that come out a second."""
         return np.asarray(self.requests / self.step_s)
 
+    @property
+    def decoded_per_s(self) -> Floats:
+        """Return the tokens that come out a second while no prompt is computed."""
+        return np.asarray(self.requests / self.decode_s)
+
 
 def forecast(snap: Snapshot, depth: Floats) -> Forecast:
     """Return what to expect at each depth [n]; `snap.fit` must be ready and a request must run."""
     fit = snap.fit
     requests = _requests(snap, depth)
-    prompts = np.minimum(1.0, requests * fit.prompts_per_token)
-    tokens = np.concatenate((requests, requests + fit.prompt_tokens))
-    missed = missed_bytes(snap, np.concatenate((depth, depth)), tokens)
-    each_s = fit.step_s(tokens, missed)
+    prompts = requests * fit.prompts_per_token
+    tokens = np.concatenate((requests, requests + fit.prompt_tokens * np.maximum(1.0, prompts)))
+    prompts = np.minimum(1.0, prompts)
+    each_s = fit.step_s(tokens, misses(snap, np.concatenate((depth, depth)), tokens))
     step_s = (1 - prompts) * each_s[: len(depth)] + prompts * each_s[len(depth) :]
-    return Forecast(depth, requests, step_s)
+    return Forecast(depth, requests, step_s, each_s[: len(depth)])
 
 
 def _requests(snap: Snapshot, depth: Floats) -> Floats:
@@ -50,7 +58,6 @@ def _requests(snap: Snapshot, depth: Floats) -> Floats:
     return np.asarray(np.minimum(snap.num_running + snap.num_waiting, room))
 
 
-def missed_bytes(snap: Snapshot, depth: Floats, tokens: Floats) -> Floats:
-    """Return the bytes that a step over so many tokens would fetch because they are routed to and absent."""
-    missed = np.minimum(depth, snap.fit.miss_factor * expected_misses(snap.coldness, depth, tokens))
-    return np.asarray(snap.num_layers * snap.expert_bytes * missed)
+def misses(snap: Snapshot, depth: Floats, tokens: Floats) -> Misses:
+    """Return what a layer would miss in a step over so many tokens because it is routed to and absent."""
+    return expected_misses(snap.coldness, depth, tokens).scaled(snap.fit.miss_factor, depth)

@@ -47,8 +47,6 @@ class Snapshot:
     """What a step costs, as far as this engine has measured it."""
     top_k: int
     """Experts of a layer that one token is routed to."""
-    expert_bytes: int
-    """Bytes of one expert's three matrices on one rank."""
 
     @property
     def num_layers(self) -> int:

@@ -1,33 +1,30 @@
-"""What a step costs, learned from measured steps: T(tokens, missed bytes) = max(compute, copy) + exposed remainder.
+"""What a step costs, learned from measured steps: T(tokens, misses) = compute + the copies that it does not hide.
 
-`StepModel` takes in samples; `StepFit` is the frozen result that policies predict with. Shapes broadcast, so one call
-predicts many candidates.
+A layer's copies are hidden beside a share of its compute, which is learned too. `StepModel` takes in samples; `StepFit`
+is the frozen result that policies predict with. Shapes broadcast, so one call predicts many candidates.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from elasticmoe.runtime.adjuster.misses import Floats, Misses, touched_share
 from elasticmoe.runtime.adjuster.sample import StepSample
 
-Floats = np.ndarray
-"""float64, of any shape."""
-
 NUM_TERMS = 3
+INSTANT_S = 1e-12
+"""A copy that was measured to take less hides as well as one of this."""
 RIDGE = 1e-3
 """Weight of “a step costs the same whatever its batch” against what was measured."""
 
-PRIOR_REMAINDER, PRIOR_OVERLAP_S = 0.5, 0.05
-"""The first guess: half of a copy is hidden, which only trying can show; and the seconds of overlap that it weighs."""
+PRIOR_OVERLAP, PRIOR_OVERLAP_S = 0.5, 0.05
+"""The first guess: half of compute hides copies, which only trying can show; and the seconds of compute it weighs."""
+LEAST_TOLD = 1e-3
+"""Share of layers that miss more than they hide, below which a sample says nothing of what they hide."""
 PRIOR_MISSES = 32.0
 """What the first guess weighs that as many experts are missed as by independent routing."""
 RECENT = 8
 """How much faster than the GPU's costs the traffic's ways fade: its prompts, and its misses for each one expected."""
-
-
-def touched_share(tokens: Floats, share: Floats) -> Floats:
-    """Return the chance that any of `tokens` is routed to an expert that one token is routed to with chance `share`."""
-    return np.asarray(-np.expm1(tokens * np.log1p(-np.minimum(share, 1 - 1e-9))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +37,12 @@ class StepFit:
     """Seconds of compute: each step, with all experts touched, each token."""
     mean_share: float = 1.0
     """Chance that a token is routed to a given expert of a layer, over all experts: top_k / experts."""
-    seconds_per_byte: float = 0.0
-    """Of a copy to the GPU."""
-    remainder: float = 1.0
-    """Share of the shorter one of compute and copy that the other does not hide; 1: nothing overlaps."""
+    num_layers: int = 1
+    """MoE layers."""
+    expert_s: float = 0.0
+    """Seconds of one expert's copy to the GPU."""
+    overlap: float = 0.0
+    """Share of a layer's compute beside which its copies run; 0: every copy is waited for."""
     miss_factor: float = 1.0
     """Fetches measured for each one expected."""
     prompts_per_token: float = 0.0
@@ -54,7 +53,7 @@ class StepFit:
     @property
     def is_ready(self) -> bool:
         """Return whether both compute and the bus were measured."""
-        return sum(self.terms) > 0 and self.seconds_per_byte > 0
+        return sum(self.terms) > 0 and self.expert_s > 0
 
     def compute_s(self, tokens: Floats) -> Floats:
         """Return the seconds of compute of a step over so many tokens with every expert resident."""
@@ -62,51 +61,48 @@ class StepFit:
         touched = touched_share(tokens, np.asarray(self.mean_share))
         return np.asarray(each_step + experts * touched + each_token * tokens)
 
-    def step_s(self, tokens: Floats, missed_bytes: Floats) -> Floats:
-        """Return the seconds of a step over so many tokens that fetches so many bytes."""
-        compute, copy = self.compute_s(tokens), missed_bytes * self.seconds_per_byte
-        return np.asarray(np.maximum(compute, copy) + self.remainder * np.minimum(compute, copy))
+    def copy_s(self, misses: Misses) -> Floats:
+        """Return the seconds of all copies of a step in which each layer misses so many experts."""
+        return np.asarray(self.num_layers * self.expert_s * misses.mean)
 
+    def step_s(self, tokens: Floats, misses: Misses) -> Floats:
+        """Return the seconds of a step over so many tokens in which each layer misses so many experts."""
+        exposed_s = self.num_layers * self.expert_s * misses.beyond(self.room(tokens))
+        return np.asarray(self.compute_s(tokens) + exposed_s)
 
-def expected_misses(coldness: Floats, depth: Floats, tokens: Floats) -> Floats:
-    """Return [n]: experts of one layer that a step over `tokens` [n] misses with its `depth` [n] coldest offloaded.
-
-    `coldness` [experts] is the chance that one token is routed to the layer's i-th coldest expert.
-    """
-    coldest = coldness[: int(depth.max()) + 1]
-    missed = np.zeros((len(depth), len(coldest) + 1))
-    stays_away = np.log1p(-np.minimum(coldest, 1 - 1e-9))
-    np.cumsum(-np.expm1(tokens[:, None] * stays_away), axis=1, out=missed[:, 1:])
-    whole = np.minimum(depth.astype(np.int64), len(coldest) - 1)
-    rows = np.arange(len(depth))
-    below, above = missed[rows, whole], missed[rows, whole + 1]
-    return np.asarray(below + (depth - whole) * (above - below))
+    def room(self, tokens: Floats) -> Floats:
+        """Return how many misses a layer hides in a step over so many tokens; 0 while nothing was measured."""
+        if not self.is_ready:
+            return np.zeros_like(tokens)
+        return np.asarray(self.overlap * self.compute_s(tokens) / (self.num_layers * max(self.expert_s, INSTANT_S)))
 
 
 class StepModel:
     """Sums of measurements in which older ones count less; all means are over steps."""
 
-    def __init__(self, mean_share: float, half_life_steps: int) -> None:
-        """Start knowing nothing; `mean_share` is top_k / experts."""
+    def __init__(self, mean_share: float, half_life_steps: int, num_layers: int, expert_bytes: int) -> None:
+        """Start knowing nothing; `mean_share` is top_k / experts, `expert_bytes` are of one rank."""
         self._mean_share = mean_share
         self._half_life_steps = half_life_steps
+        self._num_layers = num_layers
+        self._expert_bytes = expert_bytes
         self._steps = 0.0
         self._x = np.zeros(NUM_TERMS - 1)
         self._xx = np.zeros((NUM_TERMS - 1, NUM_TERMS - 1))
         self._y = 0.0
         self._xy = np.zeros(NUM_TERMS - 1)
-        self._ratios = dict.fromkeys(("bus", "remainder", "misses", "prompts", "prompt_tokens"), (0.0, 0.0))
-        self.fit = StepFit(mean_share=mean_share)
+        self._ratios = dict.fromkeys(("bus", "overlap", "misses", "prompts", "prompt_tokens"), (0.0, 0.0))
+        self.fit = self._solved()
 
-    def learn(self, sample: StepSample, missed_bytes: float, expected_missed: float) -> None:
-        """Take in a sample, with the bytes of its missed fetches and the number of them that was to be expected."""
+    def learn(self, sample: StepSample, expected: Misses) -> None:
+        """Take in a sample; `expected` was to be missed by one layer in one of its steps, on average."""
         keep = 0.5 ** (sample.num_steps / self._half_life_steps)
         self._fade(keep)
         self._ratio("bus", sample.copy_s, sample.copied_bytes)
         if sample.num_steps:
             self._regress(sample)
-            self._overlap(sample, missed_bytes)
-            self._ratio("misses", sample.num_missed, expected_missed)
+            self._overlap(sample, expected)
+            self._ratio("misses", sample.num_missed, float(expected.mean) * self._num_layers * sample.num_steps)
             self._ratio("prompts", sample.num_prompt_steps, sample.num_new_tokens)
             self._ratio("prompt_tokens", sample.num_prompt_tokens, sample.num_prompt_steps)
         self.fit = self._solved()
@@ -116,7 +112,7 @@ class StepModel:
         self._y *= keep
         self._x, self._xx, self._xy = self._x * keep, self._xx * keep, self._xy * keep
         for name, (above, below) in self._ratios.items():
-            kept = keep if name in ("bus", "remainder") else keep**RECENT
+            kept = keep if name in ("bus", "overlap") else keep**RECENT
             self._ratios[name] = (above * kept, below * kept)
 
     def _ratio(self, name: str, above: float, below: float) -> None:
@@ -144,17 +140,39 @@ class StepModel:
         self._y += num * y
         self._xy += num * x * y
 
-    def _overlap(self, sample: StepSample, missed_bytes: float) -> None:
-        compute, copy = sample.duration_s - sample.exposed_s, missed_bytes * self._known("bus", 0.0)
-        self._ratio("remainder", max(0.0, sample.exposed_s - max(0.0, copy - compute)), min(compute, copy))
+    def _overlap(self, sample: StepSample, expected: Misses) -> None:
+        """Correct the share of compute that hides copies by how far the hidden seconds are from what it predicts.
+
+        Only layers that miss more than they hide tell: by so much a sample counts. Steps with prompts, whose compute is
+        longer than the mean, count less.
+        """
+        compute_s, expert_s = sample.duration_s - sample.exposed_s, self._expert_s
+        if compute_s <= 0 or not sample.num_missed or not expert_s:
+            return
+        layers = self._num_layers * sample.num_steps
+        mean = sample.num_missed / layers
+        variance = min(mean, float(expected.variance) * mean / max(float(expected.mean), 1e-9))
+        misses, share = Misses(np.asarray(mean), np.asarray(variance)), self.fit.overlap
+        room = np.asarray(share * compute_s / (layers * expert_s))
+        predicted_s = layers * expert_s * (mean - float(misses.beyond(room)))
+        hidden_s = max(0.0, sample.num_missed * expert_s - sample.exposed_s)
+        told = float(misses.saturation(room))
+        better = min(1.0, max(0.0, share + (hidden_s - predicted_s) / (compute_s * max(told, LEAST_TOLD))))
+        weight = compute_s * (told * (1 - sample.num_prompt_steps / sample.num_steps)) ** 2
+        self._ratio("overlap", better * weight, weight)
+
+    @property
+    def _expert_s(self) -> float:
+        return self._known("bus", 0.0) * self._expert_bytes
 
     def _solved(self) -> StepFit:
         return StepFit(
             num_steps=self._steps,
             terms=self._terms(),
             mean_share=self._mean_share,
-            seconds_per_byte=self._known("bus", 0.0),
-            remainder=min(1.0, self._believed("remainder", PRIOR_REMAINDER, PRIOR_OVERLAP_S)),
+            num_layers=self._num_layers,
+            expert_s=self._expert_s,
+            overlap=self._believed("overlap", PRIOR_OVERLAP, PRIOR_OVERLAP_S),
             miss_factor=self._believed("misses", 1.0, PRIOR_MISSES),
             prompts_per_token=self._known("prompts", 0.0),
             prompt_tokens=self._known("prompt_tokens", 0.0),

@@ -20,8 +20,9 @@ FIT = StepFit(
     num_steps=500,
     terms=(5e-3, 6e-3, 2e-5),
     mean_share=TOP_K / EXPERTS,
-    seconds_per_byte=1 / BUS,
-    remainder=0.2,
+    num_layers=LAYERS,
+    expert_s=EXPERT_BYTES / BUS,
+    overlap=0.8,
     prompts_per_token=1 / 200,
     prompt_tokens=170.0,
 )
@@ -43,7 +44,6 @@ def busy(shares: np.ndarray = SKEW, depth: int = 0, **changes: Any) -> Snapshot:
         "coldness": np.minimum(1, TOP_K * shares[::-1]),
         "ranking": ranking,
         "top_k": TOP_K,
-        "expert_bytes": EXPERT_BYTES,
         "fit": FIT,
         "free_pages": 0,
         "kv_pages": 270.0,
@@ -57,15 +57,15 @@ def busy(shares: np.ndarray = SKEW, depth: int = 0, **changes: Any) -> Snapshot:
     return make_snapshot(offloaded_tail(*[depth] * (LAYERS - 1), depth + 1, num_experts=EXPERTS), **(fields | changes))
 
 
-def lent(shares: np.ndarray, depth: int, bus: float = BUS / 8) -> Snapshot:
-    """Return that engine, on a slow bus, once each layer has lent `depth` experts' pages to requests; many wait."""
+def lent(shares: np.ndarray, depth: int, bus: float = BUS / 2) -> Snapshot:
+    """Return that engine, on a slower bus, once each layer has lent `depth` experts' pages to requests; many wait."""
     num_running = 30 + depth * (LAYERS - 2) * 3 // 9
     return busy(shares, depth, num_running=num_running, kv_pages=9.0 * num_running, num_waiting=99, fit=slower(bus))
 
 
 def slower(bus: float) -> StepFit:
     """Return the same engine on a bus of so many bytes a second."""
-    return replace(FIT, seconds_per_byte=1 / bus)
+    return replace(FIT, expert_s=EXPERT_BYTES / bus)
 
 
 # Short of pages
@@ -122,6 +122,23 @@ def test_a_request_beside_which_many_others_start_keeps_its_tpot() -> None:
     preempted = plan(replace(snap, lost_tokens=300), strict)
     assert preempted.evict, "one that runs would break its own TPOT if it were preempted"
     assert "29.1 of 38 ms" in preempted.reason
+
+
+def test_prompts_that_hide_copies_let_nobody_start_deeper() -> None:
+    """A queue gets pages up to the depth that is best while no prompt is computed, however long prompts are."""
+
+    def reached(fit: StepFit, lost_tokens: int = 0) -> list[int]:
+        shorts = {d: replace(lent(FLAT, d, BUS), fit=fit, lost_tokens=lost_tokens) for d in range(20)}
+        return [d for d, snap in shorts.items() if plan(snap, config).evict]
+
+    config = RuntimeConfig(policy="goodput", adjuster=AdjusterConfig(goodput=Goodput(slack=0.9)))
+    prompts = replace(FIT, prompts_per_token=1 / 100, prompt_tokens=1000.0)
+    without = reached(replace(FIT, prompts_per_token=0.0))
+    assert 0 < len(without) < 10
+    assert reached(prompts) == without
+    assert len(reached(prompts, lost_tokens=300)) > len(without), "who runs is not held to it"
+    refused = plan(replace(lent(FLAT, without[-1] + 1, BUS), fit=prompts), config)
+    assert refused.reason.endswith("fewer while no prompt is computed")
 
 
 def test_a_running_request_gets_pages_wherever_nobody_away_would_bring_less() -> None:
@@ -199,13 +216,13 @@ def test_an_idle_engine_brings_back_what_a_request_can_wait_for() -> None:
 
 def test_on_a_bus_that_misses_fill_one_expert_still_comes_back() -> None:
     """Growth slows to a crawl, but never stops."""
-    snap = calm(15, fit=replace(FIT, seconds_per_byte=1e-6, remainder=0.0))
+    snap = calm(15, fit=replace(FIT, expert_s=1e-6 * EXPERT_BYTES, overlap=1.0))
     assert len(plan(snap, DEFAULTS).load) == 1
 
 
 def test_a_copy_measured_in_an_instant_brings_back_all_that_fits() -> None:
     """The smallest time there is makes the bus infinitely fast, which is no number of experts."""
-    snap = calm(10, num_running=0, kv_pages=0.0, fit=replace(FIT, seconds_per_byte=5e-324))
+    snap = calm(10, num_running=0, kv_pages=0.0, fit=replace(FIT, expert_s=5e-324))
     assert len(plan(snap, DEFAULTS).load) == int(min((400 - 9) // 3, snap.num_offloaded.sum()))
 
 
@@ -230,7 +247,7 @@ def test_the_last_experts_come_back_at_once_where_all_fit(free: int, num: int) -
 def crowded(bus: float) -> Snapshot:
     """Return 60 running requests and a queue with six experts of each layer away under flat routing, 12 pages free."""
     running = {"num_running": 60, "kv_pages": 540.0, "num_waiting": 60, "waiting_pages": 400}
-    return busy(FLAT, 6, **running, short_pages=0, free_pages=12, fit=replace(slower(bus), remainder=1.0))
+    return busy(FLAT, 6, **running, short_pages=0, free_pages=12, fit=replace(slower(bus), overlap=0.0))
 
 
 def test_where_too_many_experts_are_away_they_come_back_before_the_queue_is_served() -> None:
@@ -253,13 +270,17 @@ def test_experts_come_back_before_the_queue_where_the_tpot_is_broken() -> None:
 
 
 def test_beyond_the_best_depth_an_eviction_must_cost_little() -> None:
-    """Fewer wait if more run: with slack it goes deeper, but never so deep that nobody away would be better."""
+    """Fewer wait if more run: with slack it goes deeper, and the deeper, the more it may cost.
+
+    Here a prompt touches experts that no answer does, and hides none: with more of them the mean step is longer.
+    """
+    fit = replace(FIT, terms=(5e-3, 6e-3, 1e-6), prompts_per_token=1 / 100, prompt_tokens=1000.0)
 
     def reached(slack: float) -> int:
         config = RuntimeConfig(policy="goodput", adjuster=AdjusterConfig(goodput=Goodput(slack=slack)))
-        return len([d for d in range(20) if plan(lent(FLAT, d, BUS), config)])
+        return len([d for d in range(20) if plan(replace(lent(SKEW, d, BUS), fit=fit), config)])
 
-    assert reached(0.0) < reached(0.1) <= reached(0.9) < 20
+    assert 0 < reached(0.0) < reached(0.05) < reached(0.2) < 20
 
 
 @pytest.mark.parametrize("free", range(12))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elasticmoe.runtime.adjuster.choose import choose_evictions, choose_loads
-from elasticmoe.runtime.adjuster.forecast import Forecast, forecast, missed_bytes
+from elasticmoe.runtime.adjuster.forecast import Forecast, forecast, misses
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.contract.config import RuntimeConfig
 from elasticmoe.runtime.pages.changes import Plan
@@ -56,10 +56,11 @@ class _Verdict:
 def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     """Return whether covering the shortage pays.
 
-    Some depth must bring more tokens/s than nobody away. On the way to the best such depth an eviction pays; beyond it
-    as well while it costs little, since more requests run and fewer wait. None may break the TPOT promised, for an
-    unlucky request neither. One that runs gets its pages wherever nobody away would bring less: if it were preempted,
-    its own TPOT would be broken, and its prompt computed again.
+    Some depth must bring more tokens/s than nobody away, and none may break the TPOT promised, for an unlucky request
+    neither. A request that waits gets pages up to the best such depth, or near it, and no deeper than what is best
+    while no prompt is computed: its answer takes far more steps than its prompt, which would hide many copies. One that
+    runs gets them wherever nobody away would bring less: if it were preempted, its own TPOT would be broken, and its
+    prompt computed again.
     """
     ours, now = config.adjuster.goodput, snap.depth
     after = now + ceil_div(snap.short_pages, MATRICES) / snap.num_layers
@@ -71,13 +72,16 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     rates = _rates(expected, tpot_s, config)
     best = int(np.argmax(rates))
     least = expected.tokens_per_s[0] * (1.0 if is_running else 1 + ours.margin)
-    is_near = is_running or rates[1] >= (1 - ours.slack) * rates[best]
-    pays = rates[1] > 0 and rates[best] >= least and (after <= depth[best] or (is_near and rates[1] >= least))
+    is_near = after <= depth[best] or (rates[1] >= least and (is_running or rates[1] >= (1 - ours.slack) * rates[best]))
+    is_best = is_running or after <= depth[int(np.argmax(expected.decoded_per_s))]
+    pays = rates[1] > 0 and rates[best] >= least and is_near and is_best
     reason = (
         f"{expected.tokens_per_s[0]:.0f} tokens/s with nobody away, {rates[best]:.0f} at best with {depth[best]:.1f} "
         f"of a layer's experts away, {rates[1]:.0f} with {after:.1f} and {1000 * tpot_s[1]:.1f} of "
         f"{config.slo.tpot_ms:.0f} ms"
     )
+    if not is_best:
+        reason += ", fewer while no prompt is computed"
     return _Verdict(bool(pays), reason)
 
 
@@ -92,7 +96,7 @@ def _unlucky_s(snap: Snapshot, expected: Forecast) -> np.ndarray:
     While one answer comes out about as many requests start as run, by chance more: their prompts are what differs.
     """
     fit, requests = snap.fit, expected.requests
-    decode_s = fit.step_s(requests, missed_bytes(snap, expected.depth, requests))
+    decode_s = fit.step_s(requests, misses(snap, expected.depth, requests))
     prompts = np.minimum(1.0, requests * fit.prompts_per_token)
     more = 1 + UNLUCKY * np.sqrt((1 - prompts) / requests)
     most = 1 / np.maximum(prompts, 1e-9)
@@ -143,8 +147,7 @@ def _loads_per_step(snap: Snapshot, config: RuntimeConfig) -> int:
     idle_s = IDLE_SLICE_S
     if snap.num_running:
         tokens = np.array([float(snap.num_running)])
-        missed = missed_bytes(snap, np.array([snap.depth]), tokens)
-        idle_s = float((snap.fit.step_s(tokens, missed) - missed * snap.fit.seconds_per_byte)[0])
-    seconds_each = snap.expert_bytes * snap.fit.seconds_per_byte
+        missed = misses(snap, np.array([snap.depth]), tokens)
+        idle_s = float((snap.fit.step_s(tokens, missed) - snap.fit.copy_s(missed))[0])
     away = int(snap.num_offloaded.sum())  # a bus that was measured in an instant could bring any number
-    return max(1, int(min(config.adjuster.goodput.bus_share * idle_s / seconds_each, away)))
+    return max(1, int(min(config.adjuster.goodput.bus_share * idle_s / snap.fit.expert_s, away)))

@@ -1,0 +1,73 @@
+"""Experts that a step misses, and how many of them its layers have to wait for.
+
+A layer's copies run beside a part of its own compute, so each layer hides its first few misses and waits for the rest:
+what counts is how the misses lie over the layers. Shapes broadcast, so one call predicts many candidates.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+Floats = np.ndarray
+"""float64, of any shape."""
+
+LOGISTIC = math.sqrt(3) / math.pi
+"""Scale of a logistic variable, for each unit of its standard deviation."""
+LEAST_SCALE = 1e-3
+"""Of an expert: numbers of misses that are known still need a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misses:
+    """Experts of one layer that a step misses: they vary between layers and steps."""
+
+    mean: Floats
+    variance: Floats
+
+    def beyond(self, room: Floats) -> Floats:
+        """Return how many of them, on average, are more than the `room` experts that a layer hides.
+
+        E[max(0, misses - room)] of a logistic variable with this mean and variance.
+        """
+        scale = self._scale()
+        over = scale * np.logaddexp(0, (self.mean - room) / scale)
+        return np.asarray(np.minimum(over, self.mean))
+
+    def saturation(self, room: Floats) -> Floats:
+        """Return the share of layers that miss more than `room` experts: what one more miss in each would cost.
+
+        1 where nothing is hidden.
+        """
+        odds = np.clip((room - self.mean) / self._scale(), -700, 700)
+        return np.asarray(np.where(np.asarray(room) > 0, 1 / (1 + np.exp(odds)), 1.0))
+
+    def scaled(self, factor: float, most: Floats) -> "Misses":
+        """Return `factor` times as many, at most `most`."""
+        return Misses(np.minimum(most, factor * self.mean), factor * self.variance)
+
+    def _scale(self) -> Floats:
+        return np.asarray(np.maximum(LEAST_SCALE, LOGISTIC * np.sqrt(np.maximum(self.variance, 0))))
+
+
+def touched_share(tokens: Floats, share: Floats) -> Floats:
+    """Return the chance that any of `tokens` is routed to an expert that one token is routed to with chance `share`."""
+    return np.asarray(-np.expm1(tokens * np.log1p(-np.minimum(share, 1 - 1e-9))))
+
+
+def expected_misses(coldness: Floats, depth: Floats, tokens: Floats) -> Misses:
+    """Return [n]: what a layer misses in a step over `tokens` [n] with its `depth` [n] coldest experts offloaded.
+
+    `coldness` [experts] is the chance that one token is routed to the layer's i-th coldest expert. Between two whole
+    depths some layers have one more offloaded than the others.
+    """
+    coldest = coldness[: int(depth.max()) + 1]
+    touched = -np.expm1(tokens[:, None] * np.log1p(-np.minimum(coldest, 1 - 1e-9)))
+    sums = np.zeros((2, len(depth), len(coldest) + 1))
+    np.cumsum(touched, axis=1, out=sums[0, :, 1:])
+    np.cumsum(touched * (1 - touched), axis=1, out=sums[1, :, 1:])
+    whole = np.minimum(depth.astype(np.int64), len(coldest) - 1)
+    rows, part = np.arange(len(depth)), depth - whole
+    below, above = sums[:, rows, whole], sums[:, rows, whole + 1]
+    mean, variance = below + part * (above - below)
+    return Misses(mean, variance + part * (1 - part) * touched[rows, whole] ** 2)

@@ -98,7 +98,8 @@ class Adjuster:
         self.table.land()
         self.short_pages = 0
         self.decisions = []
-        if self.config.policy == "goodput" and self._demand.num_waiting:
+        is_room = self.table.pool.num_free_pages >= MATRICES
+        if is_room and self.config.policy == "goodput" and self._demand.num_waiting:
             self._apply(self._plan(self.snapshot(self._demand)))
 
     def learn(self, sample: StepSample) -> None:
@@ -134,9 +135,13 @@ class Adjuster:
         return True
 
     def adjust(self, demand: Demand) -> None:
-        """Let the policy evict as a precaution, or load, once the step is scheduled; where it does neither, swap."""
+        """Let the policy evict as a precaution, or load, once the step is scheduled; where it does neither, swap.
+
+        A step in which experts left for a request brings none back.
+        """
         self._demand = demand
-        self._apply(self._plan_or_swap(self.snapshot(demand)))
+        if not any(plan.evict for plan in self.decisions):
+            self._apply(self._plan_or_swap(self.snapshot(demand)))
 
     def wants_step(self) -> bool:
         """Return whether an idle engine has something left to load or land."""

@@ -8,6 +8,7 @@ finds all layers' nominees; Python touches only experts that are taken.
 """
 
 import heapq
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -29,25 +30,27 @@ class _Waits:
     """How much of an expert's copy each step would wait for, by what its layer misses in a step of what runs now."""
 
     def __init__(self, snap: Snapshot) -> None:
-        self._tokens = np.array([float(max(1, snap.num_running))])
+        self._tokens = np.asarray(float(max(1, snap.num_running)))
         self._top_k = snap.top_k
         self._room = snap.fit.room(self._tokens)
-        self.layers, self.experts = np.nonzero(snap.state == OFFLOADED)
-        self.touched = self.touch(snap.probability[self.layers, self.experts])
-        self._mean = self._sum(self.touched, snap.num_layers)
-        self._variance = self._sum(self.touched * (1 - self.touched), snap.num_layers)
+        away = np.flatnonzero(snap.state == OFFLOADED)
+        self.layers, self.experts = np.divmod(away, snap.num_experts)
+        self.probability = snap.probability.ravel()[away]
+        self._touched = self.touch(self.probability)
+        self._mean = self._sum(self._touched, snap.num_layers)
+        self._variance = self._sum(self._touched * (1 - self._touched), snap.num_layers)
 
     def touch(self, probability: Floats) -> Floats:
         """Return the chance that a step is routed to experts that draw such shares of their layers' tokens."""
-        return touched_share(self._tokens, np.minimum(self._top_k * probability, 1.0))
+        return touched_share(self._tokens, self._top_k * probability)
 
-    def of_leaving(self, layers: Floats, touched: Floats) -> Floats:
+    def of_leaving(self, layers: np.ndarray | int, touched: Floats) -> Floats:
         """Return what steps would wait for an expert of each layer, in copies of one, if it left."""
         return np.asarray(self._share(layers, touched / 2) * touched)
 
     def of_away(self) -> Floats:
         """Return what steps wait for each expert that is away, `layers` and `experts` of it, in copies of one."""
-        return np.asarray(self._share(self.layers, -self.touched / 2) * self.touched)
+        return np.asarray(self._share(self.layers, -self._touched / 2) * self._touched)
 
     def leave(self, layer: int, touched: float) -> None:
         """Take into account that an expert has left its layer."""
@@ -57,7 +60,7 @@ class _Waits:
     def _sum(self, each: Floats, num_layers: int) -> Floats:
         return np.bincount(self.layers, each, num_layers).astype(np.float64)  # of nobody it is integers
 
-    def _share(self, layers: Floats, more: Floats) -> Floats:
+    def _share(self, layers: np.ndarray | int, more: Floats) -> Floats:
         return Misses(self._mean[layers] + more, self._variance[layers]).saturation(self._room)
 
 
@@ -70,19 +73,22 @@ class _Nominees:
         self._slotted = snap.num_slotted.tolist()
         self._depth = snap.buffer_depth.tolist()
         self._waits = _Waits(snap)
-        self._waiting: list[list[_Nominee]] = [[] for _ in self._depth]
-        """Nominees that would deepen their buffer, by buffer."""
         self._ready: list[_Nominee] = []
         """Nominees that free pages at once, a heap."""
-        experts = self._cold.argmin(axis=1)
-        rows = np.arange(snap.num_layers)
-        may_go = (snap.num_slotted < snap.limit) & np.isfinite(self._cold[rows, experts])
-        probability = snap.probability[rows, experts]
+        self._waiting: list[list[_Nominee]] = [[] for _ in self._depth]
+        """Nominees that would deepen their buffer, by buffer."""
+        self._taken: int | None = None
+        """The layer that gave the last one, and has not nominated the next."""
+        experts, rows = self._cold.argmin(axis=1), np.arange(snap.num_layers)
+        layers = np.flatnonzero((snap.num_slotted < snap.limit) & np.isfinite(self._cold[rows, experts]))
+        for nominee in self._judge(layers, experts[layers]):
+            self._enter(nominee)
+
+    def _judge(self, layers: np.ndarray, experts: np.ndarray) -> Iterator[_Nominee]:
+        probability = self._snap.probability[layers, experts]
         touched = self._waits.touch(probability)
-        columns = self._waits.of_leaving(rows, touched).tolist(), probability.tolist(), touched.tolist()
-        for layer in np.flatnonzero(may_go).tolist():
-            waits, drawn, touch = (column[layer] for column in columns)
-            self._enter((waits, drawn, -int(experts[layer]), layer, touch))
+        waits = self._waits.of_leaving(layers, touched)
+        return zip(*(column.tolist() for column in (waits, probability, -experts, layers, touched)), strict=True)
 
     def _enter(self, nominee: _Nominee) -> None:
         layer = nominee[3]
@@ -95,12 +101,12 @@ class _Nominees:
     def _renominate(self, layer: int) -> None:
         if self._slotted[layer] >= self._snap.limit:
             return
-        expert = int(self._cold[layer].argmin())
-        if np.isfinite(self._cold[layer, expert]):
-            probability, row = self._snap.probability[layer, [expert]], np.array([layer])
+        expert = self._cold[layer].argmin()
+        if self._cold[layer, expert] < np.inf:
+            probability = self._snap.probability[layer, expert]
             touched = self._waits.touch(probability)
-            waits = float(self._waits.of_leaving(row, touched)[0])
-            self._enter((waits, float(probability[0]), -expert, layer, float(touched[0])))
+            waits = self._waits.of_leaving(layer, touched)
+            self._enter((float(waits), float(probability), -int(expert), layer, float(touched)))
 
     def _deepen(self) -> bool:
         """Add a slot to the buffer whose layers then free pages for the least waiting; False when none frees any."""
@@ -109,9 +115,8 @@ class _Nominees:
             return False
         buffer = min(gaining, key=self._waits_a_page)
         self._depth[buffer] += 1
-        for nominee in self._waiting[buffer]:
-            heapq.heappush(self._ready, nominee)
-        self._waiting[buffer] = []
+        self._ready, self._waiting[buffer] = self._waiting[buffer], []  # none was ready
+        heapq.heapify(self._ready)
         return True
 
     def _waits_a_page(self, buffer: int) -> tuple[float, int]:
@@ -120,6 +125,8 @@ class _Nominees:
 
     def take(self) -> tuple[ExpertKey, int] | None:
         """Return the next expert to evict and the pages that it costs to have room for it, or None."""
+        if self._taken is not None:
+            self._renominate(self._taken)
         cost = 0
         if not self._ready:
             if not self._deepen():
@@ -129,7 +136,7 @@ class _Nominees:
         self._waits.leave(layer, touched)
         self._slotted[layer] += 1
         self._cold[layer, -negative] = np.inf
-        self._renominate(layer)
+        self._taken = layer
         return ExpertKey(layer, -negative), cost
 
 
@@ -158,8 +165,7 @@ def choose_loads(snap: Snapshot, num: int) -> tuple[ExpertKey, ...]:
         heat = snap.offloaded_heat()
         last = np.take_along_axis(np.sort(heat, axis=1)[:, ::-1], np.maximum(excess - 1, 0)[:, None], axis=1)[:, 0]
         first = (heat[waits.layers, waits.experts] >= last[waits.layers]) & (excess[waits.layers] > 0)
-    probability = snap.probability[waits.layers, waits.experts]
-    order = np.lexsort((waits.layers, waits.experts, -probability, -waits.of_away(), ~first))[:num]
+    order = np.lexsort((waits.layers, waits.experts, -waits.probability, -waits.of_away(), ~first))[:num]
     return tuple(map(ExpertKey, waits.layers[order].tolist(), waits.experts[order].tolist()))
 
 

@@ -39,7 +39,7 @@ class Misses:
 
         1 where nothing is hidden.
         """
-        odds = np.clip((room - self.mean) / self._scale(), -700, 700)
+        odds = np.minimum((room - self.mean) / self._scale(), 700)  # e^710 is more than there is
         return np.asarray(np.where(np.asarray(room) > 0, 1 / (1 + np.exp(odds)), 1.0))
 
     def scaled(self, factor: float, most: Floats) -> "Misses":
@@ -50,7 +50,7 @@ class Misses:
         return np.asarray(np.maximum(LEAST_SCALE, LOGISTIC * np.sqrt(np.maximum(self.variance, 0))))
 
 
-def touched_share(tokens: Floats, share: Floats) -> Floats:
+def touched_share(tokens: Floats, share: Floats | float) -> Floats:
     """Return the chance that any of `tokens` is routed to an expert that one token is routed to with chance `share`."""
     return np.asarray(-np.expm1(tokens * np.log1p(-np.minimum(share, 1 - 1e-9))))
 
@@ -62,12 +62,7 @@ def expected_misses(coldness: Floats, depth: Floats, tokens: Floats) -> Misses:
     depths some layers have one more offloaded than the others.
     """
     coldest = coldness[: int(depth.max()) + 1]
-    touched = -np.expm1(tokens[:, None] * np.log1p(-np.minimum(coldest, 1 - 1e-9)))
-    sums = np.zeros((2, len(depth), len(coldest) + 1))
-    np.cumsum(touched, axis=1, out=sums[0, :, 1:])
-    np.cumsum(touched * (1 - touched), axis=1, out=sums[1, :, 1:])
-    whole = np.minimum(depth.astype(np.int64), len(coldest) - 1)
-    rows, part = np.arange(len(depth)), depth - whole
-    below, above = sums[:, rows, whole], sums[:, rows, whole + 1]
-    mean, variance = below + part * (above - below)
-    return Misses(mean, variance + part * (1 - part) * touched[rows, whole] ** 2)
+    share_away = np.minimum(np.maximum(depth[:, None] - np.arange(len(coldest)), 0), 1)
+    missed = share_away * touched_share(tokens[:, None], coldest)
+    mean = missed.sum(axis=1)
+    return Misses(mean, mean - np.einsum("ij,ij->i", missed, missed))

@@ -58,7 +58,7 @@ class StepFit:
     def compute_s(self, tokens: Floats) -> Floats:
         """Return the seconds of compute of a step over so many tokens with every expert resident."""
         each_step, experts, each_token = self.terms
-        touched = touched_share(tokens, np.asarray(self.mean_share))
+        touched = touched_share(tokens, self.mean_share)
         return np.asarray(each_step + experts * touched + each_token * tokens)
 
     def copy_s(self, misses: Misses) -> Floats:
@@ -67,14 +67,15 @@ class StepFit:
 
     def step_s(self, tokens: Floats, misses: Misses) -> Floats:
         """Return the seconds of a step over so many tokens in which each layer misses so many experts."""
-        exposed_s = self.num_layers * self.expert_s * misses.beyond(self.room(tokens))
-        return np.asarray(self.compute_s(tokens) + exposed_s)
+        compute_s = self.compute_s(tokens)
+        return np.asarray(compute_s + self.num_layers * self.expert_s * misses.beyond(self._room(compute_s)))
 
     def room(self, tokens: Floats) -> Floats:
         """Return how many misses a layer hides in a step over so many tokens; 0 while nothing was measured."""
-        if not self.is_ready:
-            return np.zeros_like(tokens)
-        return np.asarray(self.overlap * self.compute_s(tokens) / (self.num_layers * max(self.expert_s, INSTANT_S)))
+        return self._room(self.compute_s(tokens)) if self.is_ready else np.zeros_like(tokens)
+
+    def _room(self, compute_s: Floats) -> Floats:
+        return np.asarray(self.overlap / (self.num_layers * max(self.expert_s, INSTANT_S)) * compute_s)
 
 
 class StepModel:

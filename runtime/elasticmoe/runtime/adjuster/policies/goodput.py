@@ -68,7 +68,7 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     depth = np.array([0.0, after, *(after + room * share for share in FURTHER), *(now * share for share in FURTHER)])
     expected = forecast(snap, depth)
     is_running = snap.lost_tokens > 0
-    tpot_s = expected.step_s if is_running else _unlucky_s(snap, expected)
+    tpot_s = expected.step_s if is_running else _unlucky_s(expected, snap.fit.prompts_per_token)
     rates = _rates(expected, tpot_s, config)
     best = int(np.argmax(rates))
     least = expected.tokens_per_s[0] * (1.0 if is_running else 1 + ours.margin)
@@ -90,17 +90,15 @@ def _rates(expected: Forecast, tpot_s: np.ndarray, config: RuntimeConfig) -> np.
     return np.where(tpot_s <= config.slo.tpot_ms / 1000, expected.tokens_per_s, 0.0)
 
 
-def _unlucky_s(snap: Snapshot, expected: Forecast) -> np.ndarray:
+def _unlucky_s(expected: Forecast, prompts_per_token: float) -> np.ndarray:
     """Return the TPOT of one request in a hundred at each depth: the one beside which most others start.
 
     While one answer comes out about as many requests start as run, by chance more: their prompts are what differs.
     """
-    fit, requests = snap.fit, expected.requests
-    decode_s = fit.step_s(requests, misses(snap, expected.depth, requests))
-    prompts = np.minimum(1.0, requests * fit.prompts_per_token)
-    more = 1 + UNLUCKY * np.sqrt((1 - prompts) / requests)
+    prompts = np.minimum(1.0, expected.requests * prompts_per_token)
+    more = 1 + UNLUCKY * np.sqrt((1 - prompts) / expected.requests)
     most = 1 / np.maximum(prompts, 1e-9)
-    return np.asarray(decode_s + np.minimum(more, most) * (expected.step_s - decode_s))
+    return np.asarray(expected.decode_s + np.minimum(more, most) * (expected.step_s - expected.decode_s))
 
 
 def _bring_back(snap: Snapshot, config: RuntimeConfig) -> Plan:

@@ -7,7 +7,7 @@ import pytest
 
 from elasticmoe.runtime.adjuster.misses import Misses
 from elasticmoe.runtime.adjuster.sample import StepSample
-from elasticmoe.runtime.adjuster.step_model import PRIOR_OVERLAP, StepFit, StepModel
+from elasticmoe.runtime.adjuster.step_model import INSTANT_S, PRIOR_OVERLAP, StepFit, StepModel
 
 EXPERT_BYTES = 1_000_000
 LAYERS = 10
@@ -163,6 +163,13 @@ def test_the_bus_is_the_bytes_over_their_seconds() -> None:
     """Two copies at different speeds give their mean by bytes."""
     samples = [replace(sample_of(FIT, 8), copied_bytes=10**9, copy_s=seconds) for seconds in (0.02, 0.04)]
     assert learned(*samples).expert_s == pytest.approx(3e-11 * EXPERT_BYTES, rel=0.01)
+
+
+def test_a_copy_measured_in_an_instant_takes_a_little() -> None:
+    """Else a layer would hide more misses than there are numbers for."""
+    fit = learned(*[replace(sample_of(FIT, 8, missed=1), copy_s=1e-300)] * 2)
+    assert fit.expert_s == INSTANT_S
+    assert np.isfinite(fit.room(floats(8))).all()
 
 
 MISSED = (2000, 6000, 20_000)

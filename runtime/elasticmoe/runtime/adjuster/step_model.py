@@ -13,7 +13,7 @@ from elasticmoe.runtime.adjuster.sample import StepSample
 
 NUM_TERMS = 3
 INSTANT_S = 1e-12
-"""A copy that was measured to take less hides as well as one of this."""
+"""What a copy or a step takes at least, however fast it was measured: next to nothing, but a number to divide by."""
 RIDGE = 1e-3
 """Weight of “a step costs the same whatever its batch” against what was measured."""
 
@@ -75,7 +75,7 @@ class StepFit:
         return self._room(self.compute_s(tokens)) if self.is_ready else np.zeros_like(tokens)
 
     def _room(self, compute_s: Floats) -> Floats:
-        return np.asarray(self.overlap / (self.num_layers * max(self.expert_s, INSTANT_S)) * compute_s)
+        return np.asarray(self.overlap / (self.num_layers * self.expert_s) * compute_s)
 
 
 class StepModel:
@@ -148,7 +148,7 @@ class StepModel:
         longer than the mean, count less.
         """
         compute_s, expert_s = sample.duration_s - sample.exposed_s, self._expert_s
-        if compute_s <= 0 or not sample.num_missed or not expert_s:
+        if compute_s <= INSTANT_S or not sample.num_missed or not expert_s:
             return
         layers = self._num_layers * sample.num_steps
         mean = sample.num_missed / layers
@@ -164,7 +164,8 @@ class StepModel:
 
     @property
     def _expert_s(self) -> float:
-        return self._known("bus", 0.0) * self._expert_bytes
+        seconds = self._known("bus", 0.0) * self._expert_bytes
+        return max(seconds, INSTANT_S) if seconds else 0.0
 
     def _solved(self) -> StepFit:
         return StepFit(

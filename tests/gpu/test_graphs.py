@@ -27,7 +27,7 @@ GRAPHS: dict[str, Any] = {
     "enforce_eager": False,
     "dtype": "bfloat16",
     "max_num_batched_tokens": 2048,
-    "gpu_memory_utilization": 0.2,
+    "gpu_memory_utilization": 0.05,
 }
 
 

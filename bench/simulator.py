@@ -1,6 +1,6 @@
 """Simulates every policy in every cell (GPU, routing, KV room, workload), and the Rimuru paper's case.
 
-    python bench/simulator.py            # all cells, about 15 minutes on one core
+    python bench/simulator.py            # all cells, about 4 minutes on one core
     python bench/simulator.py --gpu h200 # those of one GPU
     python bench/simulator.py --again goodput  # one policy anew in the result that is there
 

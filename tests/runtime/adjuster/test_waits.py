@@ -45,17 +45,17 @@ def test_evictions_spread_over_all_layers_and_both_buffers() -> None:
 
 
 def test_a_layer_counts_what_it_has_given_in_the_same_plan() -> None:
-    """Layer 1's two coldest are colder than layer 0's, but with one of them gone it has no more room to hide."""
+    """Layer 1's two coldest are colder than layer 0's, but with one of them gone it hides no second one."""
     probability = np.array([[0.4, 0.3, 0.2, 0.1], [0.6, 0.3, 0.05, 0.05]])
     snap = make_snapshot(
         offloaded_tail(0, 0, num_experts=4),
         loading_depth=1,
         probability=probability,
         buffer_depth=np.array([3]),
-        num_running=40,
+        num_running=1000,
     )
     assert choose_evictions(snap, 6) == (ExpertKey(1, 3), ExpertKey(1, 2))
-    assert choose_evictions(replace(snap, fit=hiding(0.7)), 6) == (ExpertKey(1, 3), ExpertKey(0, 3))
+    assert choose_evictions(replace(snap, fit=hiding(1.5)), 6) == (ExpertKey(1, 3), ExpertKey(0, 3))
 
 
 def test_the_expert_that_is_waited_for_most_comes() -> None:

@@ -1,6 +1,7 @@
 """Whole runs: against measured ones, and what must hold of any."""
 
 import json
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -35,18 +36,37 @@ def elastic(kv_blocks: int, policy: str = "threshold", limit: int | None = 14) -
 BURST = tuple(Arrival(0.0, 20 + n % 7, 30 + n % 11) for n in range(40))
 
 
+def measured(system: str, routing: str, kv_gib: float) -> list[dict[str, float]]:
+    """Return the committed runs of a system with CUDA graphs on an H200: 256 requests at once."""
+    rows = json.loads(GRAPH_RUNS.read_text(encoding="utf-8"))["rows"]
+    place = (system, "closed", routing, kv_gib)
+    return [one for one in rows if (one["system"], one["workload"], one["routing"], one["kv_gib"]) == place]
+
+
 @pytest.mark.parametrize(("routing", "kv_gib"), PLACES)
 def test_stock_makes_the_measured_tokens(routing: RoutingName, kv_gib: float) -> None:
-    """Committed runs of stock with CUDA graphs on an H200: tokens/s, steps, peak and preemptions are met."""
-    rows = json.loads(GRAPH_RUNS.read_text(encoding="utf-8"))["rows"]
-    place = ("stock-graphs", "closed", routing, kv_gib)
-    (row,) = (one for one in rows if (one["system"], one["workload"], one["routing"], one["kv_gib"]) == place)
+    """Tokens/s, steps, peak and preemptions of the committed runs of stock are met."""
+    rows = measured("stock-graphs", routing, kv_gib)
     system = System(qwen3(), H200, int(kv_gib * GIB), routing=routing, max_model_len=2048)
     outcome = Simulation(system, BATCH).run()
-    assert outcome.tok_s == pytest.approx(row["tok_s"], rel=0.12 if (routing, kv_gib) == ODD else 0.06)
-    assert outcome.num_steps == pytest.approx(row["steps"], rel=0.02)
-    assert outcome.peak == row["peak"]
-    assert outcome.num_preemptions == pytest.approx(row["preemptions"], rel=0.05)
+    tok_s = statistics.median(row["tok_s"] for row in rows)
+    assert outcome.tok_s == pytest.approx(tok_s, rel=0.12 if (routing, kv_gib) == ODD else 0.06)
+    for row in rows:
+        assert outcome.num_steps == pytest.approx(row["steps"], rel=0.02)
+        assert outcome.peak == row["peak"]
+        assert outcome.num_preemptions == pytest.approx(row["preemptions"], rel=0.05)
+
+
+@pytest.mark.parametrize(("routing", "kv_gib"), PLACES)
+def test_goodput_makes_the_measured_tokens(routing: RoutingName, kv_gib: float) -> None:
+    """It decides by other times than the engine's, so tokens/s and steps are met, but not each preemption."""
+    rows = measured("ours", routing, kv_gib)
+    config = RuntimeConfig(policy="goodput")
+    system = System(qwen3(), H200, int(kv_gib * GIB), config, 10, routing=routing, max_model_len=2048)
+    outcome = Simulation(system, BATCH).run()
+    assert outcome.tok_s == pytest.approx(statistics.median(row["tok_s"] for row in rows), rel=0.08)
+    for row in rows:
+        assert outcome.num_steps == pytest.approx(row["steps"], rel=0.15)
 
 
 def test_looking_ahead_waits_less() -> None:

@@ -1,8 +1,6 @@
 """Pinning the host pool on a GPU machine."""
 
-import logging
 import os
-import re
 
 import pytest
 import torch
@@ -19,13 +17,11 @@ def _pool() -> HostPool:
     return HostPool(HostLayout(num_layers=2, num_experts=4, rows=64, cols=128, itemsize=2), torch.bfloat16)
 
 
-def test_a_pool_is_pinned(caplog: pytest.LogCaptureFixture) -> None:
-    """After pin, copies from the pool are asynchronous; the log says how long it took."""
+def test_a_pool_is_pinned() -> None:
+    """After pin, copies from the pool are asynchronous."""
     pool = _pool()
-    with caplog.at_level(logging.INFO):
-        pool.pin()
+    assert pool.pin() == 0
     assert pool.is_pinned
-    assert re.search(r"pinned .* of host memory in [0-9.]+ s", caplog.text)
 
 
 def test_a_mapped_pool_is_pinned_though_it_can_only_be_read() -> None:

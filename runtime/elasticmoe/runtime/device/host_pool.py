@@ -1,9 +1,7 @@
 """The masters of all experts in host memory, pinned for a GPU where the driver allows it."""
 
 import contextlib
-import logging
 import mmap
-import time
 import warnings
 import weakref
 
@@ -11,9 +9,7 @@ import torch
 
 from elasticmoe.runtime.hostpool import memory
 from elasticmoe.runtime.hostpool.layout import HostLayout
-from elasticmoe.runtime.units import MATRICES, ExpertKey, mib
-
-logger = logging.getLogger(__name__)
+from elasticmoe.runtime.units import MATRICES, ExpertKey
 
 MAX_REGISTER_BYTES = 64 * 2**30
 """One cudaHostRegister call covers at most this: larger ones fail (vllm-project/vllm#51080)."""
@@ -62,7 +58,7 @@ class HostPool:
         Or CUDA's error code: then the memory stays pageable, and no later call sees the error.
         """
         start, end = self._bytes.data_ptr(), self._bytes.data_ptr() + self._bytes.numel()
-        done, started_s = list[int](), time.perf_counter()
+        done = list[int]()
         memory.populate(start, end - start, is_writable=not self.is_mapped)  # CUDA makes them one after the other
         for chunk in range(start, end, MAX_REGISTER_BYTES):
             error = _register(chunk, min(MAX_REGISTER_BYTES, end - chunk), READ_ONLY if self.is_mapped else 0)
@@ -71,7 +67,6 @@ class HostPool:
                 return error
             done.append(chunk)
         self.is_pinned = True
-        logger.info("pinned %s of host memory in %.1f s", mib(end - start), time.perf_counter() - started_s)
         weakref.finalize(self, _unregister, done).atexit = False  # the process's end unregisters by itself
         return 0
 

@@ -5,6 +5,7 @@ Applies each step's page changes before its forward. Never decides anything.
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,9 @@ class ElasticWorkerMixin(_StockWorker):
         pool, self._lease = open_pool(wanted, self.model_config.dtype, settings_from_env().socket)
         fetch = fetch_kind(self.elastic_config)
         if self.device.type == "cuda":
+            started_s = time.perf_counter()
             _check_pinned(pool, pool.pin(), fetch)
+            logger.info("%.1f s to pin the host pool", time.perf_counter() - started_s)
         self.experts = Experts(pool, self.device, fetch)
         with building(self.experts, shape), loading_into(pool):
             super().load_model(*args, **kwargs)

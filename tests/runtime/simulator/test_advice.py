@@ -52,14 +52,14 @@ def usage(kv_usage: float, waiting: float) -> Usage:
 def test_without_a_shortage_of_memory_it_does_not_help(day: Usage, reason: str) -> None:
     """KV that never fills, or a queue that KV has no part in; nothing is simulated then."""
     assert reason in str(refuse_by_usage(day))
-    advice = advise(day, system(), LENGTHS, Slo(), pytest.fail)
+    advice = advise(day, system(), LENGTHS, Slo(), lambda what, _: pytest.fail(what))
     assert (advice.helps, advice.limit, advice.stock) == (False, None, None)
 
 
 def test_a_shortage_at_peak_is_helped() -> None:
     """More requests at once, more tokens/s, and a limit that was simulated; each simulation is told of."""
-    told: list[str] = []
-    advice = advise(SHORT, system(), LENGTHS, Slo(), told.append)
+    told: list[tuple[str, float]] = []
+    advice = advise(SHORT, system(), LENGTHS, Slo(), lambda what, done: told.append((what, done)))
     assert advice.helps
     assert advice.stock is not None
     assert advice.pool is not None
@@ -67,14 +67,14 @@ def test_a_shortage_at_peak_is_helped() -> None:
     assert advice.pool.tok_s > 1.02 * advice.stock.tok_s
     assert advice.limit in [one.limit for one in advice.sweep]
     assert advice.num_requests == 40
-    assert len(told) == 1 + len(advice.sweep)
+    assert [done for _, done in told] == [n / (1 + len(advice.sweep)) for n in range(1 + len(advice.sweep))]
     assert "20% of the time" in advice.reason
 
 
 def test_flat_routing_on_a_slow_bus_does_not_pay() -> None:
     """Where every step needs every expert and copies crawl, the policy leaves stock's figures, and says so."""
     slow = replace(system(), gpu=replace(H200, copy_bytes_s=1e7), routing="flat")
-    advice = advise(SHORT, slow, LENGTHS, Slo(), lambda _: None)
+    advice = advise(SHORT, slow, LENGTHS, Slo(), lambda *_: None)
     assert not advice.helps
     assert advice.limit is None
     assert "fetching offloaded experts would cost what their room brings" in advice.reason
@@ -113,4 +113,4 @@ def test_the_peak_has_its_lengths() -> None:
 def test_requests_longer_than_the_context_are_refused() -> None:
     """With both numbers."""
     with pytest.raises(ConfigError, match=r"requests of 300 \+ 40 tokens don't fit 256"):
-        advise(SHORT, system(), Lengths(300, 40), Slo(), lambda _: None)
+        advise(SHORT, system(), Lengths(300, 40), Slo(), lambda *_: None)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticmoe.runtime.cli import plan_report
+from elasticmoe.runtime.cli.progress import progress
 from elasticmoe.runtime.errors import ConfigError
 from elasticmoe.runtime.simulator.advice import Advice, Lengths, advise
 from elasticmoe.runtime.simulator.hardware import GPUS, Gpu, find_gpu
@@ -64,10 +65,11 @@ def run(args: argparse.Namespace) -> int:
         limits=Limits(args.max_num_seqs, args.max_num_batched_tokens, model.block_size),
     )
     lengths = Lengths(args.prompt_tokens, args.answer_tokens)
-    advice = advise(usage, system, lengths, Slo(tpot_s=args.tpot_ms / 1000), _tell)
+    with progress("plan") as shown:
+        advice = advise(usage, system, lengths, Slo(tpot_s=args.tpot_ms / 1000), shown.begin)
     if args.plot is not None:
         args.plot.write_text(plan_report.draw(usage, advice), encoding="utf-8")
-        _tell(f"wrote {args.plot}")
+        print(f"plan: wrote {args.plot}", file=sys.stderr)
     print(
         json.dumps(to_json(usage, system, advice), indent=1) if args.json else plan_report.table(usage, system, advice)
     )
@@ -109,8 +111,3 @@ def _check(args: argparse.Namespace) -> None:
     for name in (*names, *(("kv_gib",) if args.kv_gib is not None else ())):
         if getattr(args, name) <= 0:
             raise ConfigError(f"--{name.replace('_', '-')}: want more than 0, it is {getattr(args, name)}")
-
-
-def _tell(message: str) -> None:
-    """Print progress where it doesn't mix with the answer."""
-    print(f"plan: {message} …", file=sys.stderr, flush=True)

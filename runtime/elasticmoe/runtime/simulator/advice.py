@@ -79,8 +79,11 @@ def refuse_by_usage(usage: Usage) -> str | None:
     return f"KV is {most:.0%} full at the peak and hardly anything waits: there is nothing to make room for"
 
 
-def advise(usage: Usage, system: System, lengths: Lengths, slo: Slo, tell: Callable[[str], None]) -> Advice:
-    """Return the advice for a deployment; `system` is stock on its GPU, `tell` hears of each simulation."""
+def advise(usage: Usage, system: System, lengths: Lengths, slo: Slo, begin: Callable[[str, float], None]) -> Advice:
+    """Return the advice for a deployment; `system` is stock on its GPU.
+
+    `begin` hears of each simulation that begins, and which share of all of them is done.
+    """
     if lengths.prompt + lengths.answer > system.max_model_len:
         message = f"requests of {lengths.prompt} + {lengths.answer} tokens don't fit {system.max_model_len} at most"
         raise ConfigError(f"{message}; give the deployment's own --max-model-len")
@@ -89,11 +92,12 @@ def advise(usage: Usage, system: System, lengths: Lengths, slo: Slo, tell: Calla
     if reason is not None:
         return Advice(helps=False, reason=reason, limit=None, num_requests=num)
     peak = draw_peak(num, lengths, system.max_model_len)
-    tell(f"simulating {num} requests at once on stock vLLM")
+    limits = candidate_limits(system, num, lengths)
+    begin(f"simulating {num} requests at once on stock vLLM", 0.0)
     stock = expect("stock", None, Simulation(system, peak).run())
     sweep = []
-    for limit in candidate_limits(system, num, lengths):
-        tell(f"simulating them with up to {limit} experts of a layer offloaded")
+    for done, limit in enumerate(limits, start=1):
+        begin(f"simulating them with up to {limit} experts of a layer offloaded", done / (len(limits) + 1))
         pool = replace(system, config=RuntimeConfig(policy="goodput"), limit=limit)
         sweep.append(expect("pool", limit, Simulation(pool, peak).run()))
     best = pick_best(sweep, slo)

@@ -173,7 +173,7 @@ def _fetch(
         this = tl.sum(tl.where(needed & (place == entry), expert, 0))
         _copy(this, table_ptr, storage_ptr, address, granule, MATRIX, WORD, ALIGN, CHUNK, STAGES)
     if COUNTS and TIMED:
-        _count_time(begin, count, totals_ptr, clock_ptr, IS_AHEAD, IS_AWAITED)
+        _count_time(begin, count, held_ptr, totals_ptr, clock_ptr, IS_AHEAD, IS_AWAITED)
 
 
 @triton.jit
@@ -230,7 +230,9 @@ def _count(
 
 
 @triton.jit
-def _count_time(begin, count, totals_ptr, clock_ptr, IS_AHEAD: tl.constexpr, IS_AWAITED: tl.constexpr):
+def _count_time(
+    begin, count, held_ptr, totals_ptr, clock_ptr, IS_AHEAD: tl.constexpr, IS_AWAITED: tl.constexpr
+):  # fmt: skip
     """The first program adds up how long it copied, which is as long as the others, and notes when it ended."""
     if tl.program_id(0) == 0:
         tl.debug_barrier()
@@ -240,7 +242,9 @@ def _count_time(begin, count, totals_ptr, clock_ptr, IS_AHEAD: tl.constexpr, IS_
         if IS_AWAITED:
             _add(totals_ptr, 5, copied)
         elif not IS_AHEAD:
-            tl.store(clock_ptr + 1, tl.where(count > 0, end, 0))
+            if held_ptr is None:
+                end = tl.where(count > 0, end, 0)
+            tl.store(clock_ptr + 1, end)  # with a fetch ahead of it, this one ends after that, which may be waited for
 
 
 @triton.jit

@@ -264,17 +264,29 @@ def test_pages_freed_between_steps_go_to_experts_first_where_too_many_are_away(n
     assert f.adjuster.counts.loaded - before == loaded
 
 
-def test_a_step_in_which_experts_left_for_a_request_brings_none_back() -> None:
+def test_under_goodput_a_step_in_which_experts_left_for_a_request_brings_none_back() -> None:
     """Though others ended in it: experts come with the next step."""
-    f = Fixture(105)
+    f = Fixture(105, policy="goodput")
     f.use_all()
     f.adjuster.begin_step()
     assert f.adjuster.rescue(5)
     f.let_go(100)
     f.adjuster.adjust(IDLE)
-    assert (f.adjuster.counts.evicted, f.adjuster.counts.loaded) == (4, 0)
+    assert (f.adjuster.counts.evicted, f.adjuster.counts.loaded) == (2, 0)
     f.step()
     assert f.adjuster.counts.loaded > 0
+
+
+def test_under_threshold_experts_leave_as_a_precaution_in_such_a_step_too() -> None:
+    """The request took the last pages: some more are freed for the next one."""
+    f = Fixture(105)
+    f.use_all()
+    f.adjuster.begin_step()
+    assert f.adjuster.rescue(4)
+    f.use_all()
+    before = f.adjuster.counts.evicted
+    f.adjuster.adjust(Demand(waiting_blocks=0, num_running=2, num_waiting=0))
+    assert f.adjuster.counts.evicted > before
 
 
 # Swaps

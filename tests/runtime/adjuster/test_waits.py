@@ -1,8 +1,10 @@
 """Which experts go and which come where layers hide some of their misses: those that steps wait for least, and most."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,3 +85,46 @@ def test_where_nothing_is_hidden_the_coldest_go_however_many_run(data: st.DataOb
     coldest = np.argsort(probability, axis=None)[:num].tolist()
     for fit in (StepFit(), replace(hiding(1, 3), overlap=0.0)):
         assert choose_evictions(replace(snap, fit=fit), 3 * num) == tuple(ExpertKey(*divmod(n, 4)) for n in coldest)
+
+
+def waited(touched: float, others: list[float], room: float, *, is_away: bool) -> float:
+    """Return what steps wait for one expert among others of its layer that are away, from each one's own chance."""
+    mean = sum(others) + (-touched if is_away else touched) / 2
+    variance = sum(each * (1 - each) for each in others)
+    scale = max(1e-3, math.sqrt(3 * variance) / math.pi)
+    return touched / (1 + math.exp(min(700, (room - mean) / scale)))
+
+
+@given(st.data())
+def test_each_choice_is_the_one_that_steps_wait_for_least_or_most(data: st.DataObject) -> None:
+    """Against sums over independent experts, two of which a token is routed to."""
+    num_layers, num_experts, top_k, tokens, room = 3, 6, 2, data.draw(st.integers(1, 60)), data.draw(st.floats(0.3, 3))
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    probability = rng.dirichlet(np.full(num_experts, 0.5), num_layers)
+    state = np.where(rng.random(probability.shape) < 0.4, OFFLOADED, RESIDENT).astype(np.int8)
+    snap = make_snapshot(
+        state, loading_depth=1, probability=probability, heat=probability, buffer_depth=np.array([num_experts]),
+        num_running=tokens, top_k=top_k, limit=num_experts, fit=hiding(room, num_layers),
+    )  # fmt: skip
+    chance = 1 - (1 - np.minimum(top_k * probability, 1 - 1e-9)) ** tokens
+    away = [[float(chance[layer, e]) for e in np.flatnonzero(state[layer] == OFFLOADED)] for layer in range(num_layers)]
+    coldest = [
+        min(np.flatnonzero(state[layer] == RESIDENT), key=lambda e: probability[layer, e], default=None)
+        for layer in range(num_layers)
+    ]
+    leaving = [
+        (waited(float(chance[layer, e]), away[layer], room, is_away=False), layer)
+        for layer, e in enumerate(coldest)
+        if e is not None
+    ]
+    chosen = choose_evictions(snap, 3)
+    assert chosen is None or leaving[[layer for _, layer in leaving].index(chosen[0].layer)][0] == pytest.approx(
+        min(leaving)[0], abs=1e-9
+    )
+    coming = {
+        ExpertKey(layer, int(e)): waited(float(chance[layer, e]), away[layer], room, is_away=True)
+        for layer in range(num_layers)
+        for e in np.flatnonzero(state[layer] == OFFLOADED)
+    }
+    loads = choose_loads(snap, len(coming))
+    assert [coming[key] for key in loads] == pytest.approx(sorted(coming.values(), reverse=True), abs=1e-9)

@@ -3,13 +3,15 @@
 import ctypes
 import logging
 import mmap
+import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from elasticmoe.runtime.errors import PoolTooSmallError
-from elasticmoe.runtime.hostpool import memory
+from elasticmoe.runtime.hostpool import memory, shared
 from elasticmoe.runtime.hostpool.memory import allocate, populate
 
 
@@ -56,9 +58,24 @@ def test_populated_memory_is_there_before_it_is_touched(monkeypatch: pytest.Monk
 
 
 def test_memory_that_cannot_be_populated_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    """Where nothing is mapped the system refuses; that is told, and no more."""
-    with allocate(mmap.PAGESIZE) as own:
-        start = ctypes.addressof(ctypes.c_char.from_buffer(own))
-    with caplog.at_level(logging.DEBUG):
-        populate(start, mmap.PAGESIZE, is_writable=True)
+    """What doesn't start with a page the system refuses; that is told, and no more."""
+    with allocate(2 * mmap.PAGESIZE) as own, caplog.at_level(logging.INFO):
+        start = ctypes.addressof(here := ctypes.c_char.from_buffer(own))
+        populate(start + 1, mmap.PAGESIZE, is_writable=True)
+        del here
     assert "could not be made in advance" in caplog.text
+
+
+def test_memory_that_can_only_be_read_is_populated_too() -> None:
+    """A sealed pool that a coordinator filled: a write would be refused."""
+    num_bytes = 2**21
+    fd = shared.create("elasticmoe-test", num_bytes)
+    filled = shared.map_writable(fd)
+    filled[:] = b"x" * num_bytes
+    filled.close()
+    shared.seal(fd)
+    mapped = shared.map_sealed(fd)
+    os.close(fd)
+    own = np.frombuffer(mapped, dtype=np.uint8)
+    populate(own.ctypes.data, num_bytes, is_writable=False)
+    assert _resident_kib(own.ctypes.data) == num_bytes // 1024

@@ -137,10 +137,11 @@ class Adjuster:
     def adjust(self, demand: Demand) -> None:
         """Let the policy evict as a precaution, or load, once the step is scheduled; where it does neither, swap.
 
-        A step in which experts left for a request brings none back.
+        Under `goodput`, a step in which experts left for a request brings none back.
         """
         self._demand = demand
-        if not any(plan.evict for plan in self.decisions):
+        has_judged = self.config.policy == "goodput" and any(plan.evict for plan in self.decisions)
+        if not has_judged:
             self._apply(self._plan_or_swap(self.snapshot(demand)))
 
     def wants_step(self) -> bool:

@@ -23,7 +23,10 @@ SMOOTHING = 0.1
 
 
 _Nominee = tuple[float, float, int, int, float]
-"""(what steps would wait, share of its layer's tokens, -expert, layer, chance that a step is routed to it)."""
+"""(what steps would wait, share of its layer's tokens, -expert, layer, chance that a step is routed to it).
+
+Ordered so: of equals the one that draws fewer tokens leaves, then the one with the higher id.
+"""
 
 
 class _Waits:
@@ -45,7 +48,10 @@ class _Waits:
         return touched_share(self._tokens, self._top_k * probability)
 
     def of_leaving(self, layers: np.ndarray | int, touched: Floats) -> Floats:
-        """Return what steps would wait for an expert of each layer, in copies of one, if it left."""
+        """Return what steps would wait for an expert of each layer, in copies of one, if it left.
+
+        Each further bit of a miss is waited for by the share of layers that are saturated then: taken in the middle.
+        """
         return np.asarray(self._share(layers, touched / 2) * touched)
 
     def of_away(self) -> Floats:
@@ -58,7 +64,7 @@ class _Waits:
         self._variance[layer] += touched * (1 - touched)
 
     def _sum(self, each: Floats, num_layers: int) -> Floats:
-        return np.bincount(self.layers, each, num_layers).astype(np.float64)  # of nobody it is integers
+        return np.bincount(self.layers, each, num_layers).astype(np.float64)  # counts of nobody are integers
 
     def _share(self, layers: np.ndarray | int, more: Floats) -> Floats:
         return Misses(self._mean[layers] + more, self._variance[layers]).saturation(self._room)
@@ -78,7 +84,7 @@ class _Nominees:
         self._waiting: list[list[_Nominee]] = [[] for _ in self._depth]
         """Nominees that would deepen their buffer, by buffer."""
         self._taken: int | None = None
-        """The layer that gave the last one, and has not nominated the next."""
+        """The layer that gave the last one; it nominates its next only when another is asked for."""
         experts, rows = self._cold.argmin(axis=1), np.arange(snap.num_layers)
         layers = np.flatnonzero((snap.num_slotted < snap.limit) & np.isfinite(self._cold[rows, experts]))
         for nominee in self._judge(layers, experts[layers]):
@@ -113,13 +119,13 @@ class _Nominees:
         gaining = [b for b, nominees in enumerate(self._waiting) if len(nominees) > 1]  # one eviction pays for the slot
         if not gaining:
             return False
-        buffer = min(gaining, key=self._waits_a_page)
+        buffer = min(gaining, key=self._waiting_per_page)
         self._depth[buffer] += 1
         self._ready, self._waiting[buffer] = self._waiting[buffer], []  # none was ready
         heapq.heapify(self._ready)
         return True
 
-    def _waits_a_page(self, buffer: int) -> tuple[float, int]:
+    def _waiting_per_page(self, buffer: int) -> tuple[float, int]:
         nominees = self._waiting[buffer]
         return sum(nominee[0] for nominee in nominees) / (len(nominees) - 1), -len(nominees)
 

@@ -28,16 +28,18 @@ class Misses:
     def beyond(self, room: Floats) -> Floats:
         """Return how many of them, on average, are more than the `room` experts that a layer hides.
 
-        E[max(0, misses - room)] of a logistic variable with this mean and variance.
+        E[max(0, misses - room)] = s log(1 + exp((mean - room) / s)) of a logistic variable with this mean and variance,
+        s = sqrt(3 variance) / pi being its scale: nearly a normal one, and in closed form. At most the mean: the
+        variable may be below 0, and misses aren't.
         """
         scale = self._scale()
         over = scale * np.logaddexp(0, (self.mean - room) / scale)
         return np.asarray(np.minimum(over, self.mean))
 
     def saturation(self, room: Floats) -> Floats:
-        """Return the share of layers that miss more than `room` experts: what one more miss in each would cost.
+        """Return the share of layers that miss more than `room` experts, 1 where nothing is hidden.
 
-        1 where nothing is hidden.
+        The derivative of `beyond` by the mean: of one more miss in each layer, so much is waited for.
         """
         odds = np.minimum((room - self.mean) / self._scale(), 700)  # e^710 is more than there is
         return np.asarray(np.where(np.asarray(room) > 0, 1 / (1 + np.exp(odds)), 1.0))

@@ -184,7 +184,7 @@ class StepModel:
         """Return the least squares' terms, none of them negative."""
         if not self._steps:
             return 0.0, 0.0, 0.0
-        x, y = self._x / self._steps, self._y / self._steps
+        x, y = self._x / self._steps, max(0.0, self._y / self._steps)
         spread = self._xx / self._steps - np.outer(x, x)
         slopes = _positive_slopes(spread, self._xy / self._steps - x * y, RIDGE * x * x)
         explained = float(slopes @ x)

@@ -52,4 +52,4 @@ def populate(start: int, num_bytes: int, *, is_writable: bool) -> None:
         errors = set(threads.map(one, range(0, num_bytes, POPULATE_BYTES))) - {0}
     if errors:
         reasons = ", ".join(sorted(map(os.strerror, errors)))
-        logger.debug("the host pool's pages could not be made in advance (%s)", reasons)
+        logger.info("the host pool's pages could not be made in advance (%s)", reasons)

@@ -14,8 +14,9 @@ def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
     """Return evictions when R_b pages are short or F_b runs low, loads when F_b is ample, else nothing.
 
     Short of R_b: ceil((R_b + 1) / 3) experts. F_b < evict_below: 1 expert. F_b > grow_above: min(grow_most,
-    floor((F_b - grow_above) / 3)) experts. Differences from the paper: pages are counted net of loading buffers,
-    what waiting requests will need is not given to experts, and nothing is evicted as a precaution while idle.
+    floor((F_b - grow_above) / 3)) experts. Differences from the paper: pages are counted net of loading buffers, what
+    waiting requests will need is not given to experts, nothing is evicted as a precaution while idle, and once a step
+    was measured those leave whom steps would wait for least, not those to whom least is routed.
     """
     thresholds = config.adjuster.thresholds
     if snap.short_pages > 0:

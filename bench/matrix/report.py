@@ -202,11 +202,9 @@ def _other(runs: Rows) -> list[str]:
 
 
 def _starts(rows: Rows) -> Iterator[str]:
-    told = [
-        row | {"used": row["gpu_bytes"][0]["used"]} for row in rows if (row.get("gpu_bytes") or [{}])[0].get("used")
-    ]
-    sides = [[row for row in told if row["system"] == name and row["gpus"] == 1] for name in (OURS, RIVAL)]
-    if all(sides):
+    told = [row | {"used": (row.get("gpu_bytes") or [{}])[0].get("used")} for row in rows if row["gpus"] == 1]
+    sides = [[row for row in told if row["system"] == name] for name in (OURS, RIVAL)]
+    if all(middle(runs, field) is not None for runs in sides for field in ("ready_s", "used")):
         ours, stock = (
             f"after {_show(middle(runs, 'ready_s'), 0)} s with {_show(middle(runs, 'used'), 1, 1e9)} GB"
             for runs in sides

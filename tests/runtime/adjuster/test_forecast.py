@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticmoe.runtime.adjuster.forecast import Forecast, forecast, misses
+from elasticmoe.runtime.adjuster.forecast import Forecast, forecast, misses_at
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.adjuster.step_model import StepFit
 from tests.fakes.snapshots import make_snapshot, offloaded_tail
@@ -64,5 +64,5 @@ def test_misses_are_those_expected_and_measured_to_be_fewer() -> None:
     """With half of what routing alone explains."""
     snap, depth, tokens = engine(), np.array([3.0]), np.array([5.0])
     halved = replace(snap, fit=replace(FIT, miss_factor=0.5))
-    assert misses(halved, depth, tokens).mean == pytest.approx(misses(snap, depth, tokens).mean / 2)
-    assert misses(replace(snap, fit=replace(FIT, miss_factor=99.0)), depth, tokens).mean.tolist() == [3.0]
+    assert misses_at(halved, depth, tokens).mean == pytest.approx(misses_at(snap, depth, tokens).mean / 2)
+    assert misses_at(replace(snap, fit=replace(FIT, miss_factor=99.0)), depth, tokens).mean.tolist() == [3.0]

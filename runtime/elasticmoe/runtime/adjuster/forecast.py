@@ -41,7 +41,7 @@ def forecast(snap: Snapshot, depth: Floats) -> Forecast:
     prompts = requests * fit.prompts_per_token
     tokens = np.concatenate((requests, requests + fit.prompt_tokens * np.maximum(1.0, prompts)))
     prompts = np.minimum(1.0, prompts)
-    each_s = fit.step_s(tokens, misses(snap, np.concatenate((depth, depth)), tokens))
+    each_s = fit.step_s(tokens, misses_at(snap, np.concatenate((depth, depth)), tokens))
     step_s = (1 - prompts) * each_s[: len(depth)] + prompts * each_s[len(depth) :]
     return Forecast(depth, requests, step_s, each_s[: len(depth)])
 
@@ -58,6 +58,6 @@ def _requests(snap: Snapshot, depth: Floats) -> Floats:
     return np.asarray(np.minimum(snap.num_running + snap.num_waiting, room))
 
 
-def misses(snap: Snapshot, depth: Floats, tokens: Floats) -> Misses:
+def misses_at(snap: Snapshot, depth: Floats, tokens: Floats) -> Misses:
     """Return what a layer would miss in a step over so many tokens because it is routed to and absent."""
     return expected_misses(snap.coldness, depth, tokens).scaled(snap.fit.miss_factor, depth)

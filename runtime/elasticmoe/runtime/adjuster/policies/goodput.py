@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elasticmoe.runtime.adjuster.choose import choose_evictions, choose_loads
-from elasticmoe.runtime.adjuster.forecast import Forecast, forecast, misses
+from elasticmoe.runtime.adjuster.forecast import Forecast, forecast, misses_at
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.contract.config import RuntimeConfig
 from elasticmoe.runtime.pages.changes import Plan
@@ -145,7 +145,7 @@ def _loads_per_step(snap: Snapshot, config: RuntimeConfig) -> int:
     idle_s = IDLE_SLICE_S
     if snap.num_running:
         tokens = np.array([float(snap.num_running)])
-        missed = misses(snap, np.array([snap.depth]), tokens)
+        missed = misses_at(snap, np.array([snap.depth]), tokens)
         idle_s = float((snap.fit.step_s(tokens, missed) - snap.fit.copy_s(missed))[0])
     away = int(snap.num_offloaded.sum())  # a bus that was measured in an instant could bring any number
     return max(1, int(min(config.adjuster.goodput.bus_share * idle_s / snap.fit.expert_s, away)))

@@ -1,8 +1,11 @@
 """Runs the cells of one system in this process, and appends each to its file as soon as it has ended."""
 
+import fcntl
 import json
 import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from bench.serving.progress import say
 
 WARM_REQUESTS, WARM_OUT = 64, 16
 CHURN_IN, CHURN_OUT = 160, 48
+TURN_S = 0.2
+"""After a turn, so that whoever waits has the next."""
 LEARN_REQUESTS, LEARN_IN, LEARN_OUT = 64, 100, 48
 """Before each cell: enough of its routing for an online ranking to forget the last one's."""
 
@@ -48,7 +53,8 @@ class Bench:
             if time.perf_counter() - self.began_s > self.args.deadline_s:
                 say(f"past the deadline of {self.args.deadline_s} s: {cell} and what follows are left out")
                 return
-            row, kept = self.run_cell(cell)
+            with turn(self.args.turns):
+                row, kept = self.run_cell(cell)
             _append(self.args.out, row)
             _append(tokens_path(self.args.out), kept)
             say(f"{cell}: {row['tok_s']:.1f} tokens/s, {row['steps']} steps, peak {row['peak']}")
@@ -139,6 +145,18 @@ class Bench:
     @property
     def _policy(self) -> str | None:
         return (self.system.policy or str(self.args.policy)) if self.system.is_elastic else None
+
+
+@contextmanager
+def turn(path: Path | None) -> Iterator[None]:
+    """Wait until no other process that shares the file is inside; at once without a file."""
+    if path is None:
+        yield
+        return
+    with path.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    time.sleep(TURN_S)
 
 
 def run(args: Namespace) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from elasticmoe.runtime.simulator.advice import Advice, Expectation
+from elasticmoe.runtime.simulator.advice import ADVISED, Advice, Expectation
 from elasticmoe.runtime.simulator.svg import chart, stack, thin
 from elasticmoe.runtime.simulator.system import System
 from elasticmoe.runtime.simulator.usage import Usage
@@ -20,7 +20,7 @@ def table(usage: Usage, system: System, advice: Advice) -> str:
         f"The pool would {'help' if advice.helps else 'not help'}: {advice.reason}.",
     ]
     if advice.limit is not None:
-        lines.append(f"Start with --elastic-limit {advice.limit}.")
+        lines.append(f"Start with --elastic-policy {ADVISED} --elastic-limit {advice.limit}.")
     if advice.stock is not None:
         best = () if advice.pool is None else (advice.pool,)
         lines += [

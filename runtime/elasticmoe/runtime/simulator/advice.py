@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from elasticmoe.runtime.contract.config import RuntimeConfig
+from elasticmoe.runtime.contract.config import PolicyName, RuntimeConfig
 from elasticmoe.runtime.errors import ConfigError
 from elasticmoe.runtime.simulator.outcome import Outcome, Slo
 from elasticmoe.runtime.simulator.requests import Arrival
@@ -17,6 +17,8 @@ from elasticmoe.runtime.simulator.system import System
 from elasticmoe.runtime.simulator.usage import FULL, Usage
 from elasticmoe.runtime.units import ceil_div
 
+ADVISED: PolicyName = "goodput"
+"""The policy that is simulated, and that expectations are of."""
 PEAK = 0.99
 """Quantile of a day's readings that counts as its peak."""
 RARE = 0.01
@@ -98,7 +100,7 @@ def advise(usage: Usage, system: System, lengths: Lengths, slo: Slo, begin: Call
     sweep = []
     for done, limit in enumerate(limits, start=1):
         begin(f"simulating them with up to {limit} experts of a layer offloaded", done / (len(limits) + 1))
-        pool = replace(system, config=RuntimeConfig(policy="goodput"), limit=limit)
+        pool = replace(system, config=RuntimeConfig(policy=ADVISED), limit=limit)
         sweep.append(expect("pool", limit, Simulation(pool, peak).run()))
     best = pick_best(sweep, slo)
     return conclude(usage, num, stock, best, tuple(sweep))

@@ -182,7 +182,7 @@ def use_vllm_kernel() -> None:
     def compute(*operands: Any) -> Any:
         *tensors, late, _ = operands
         if late is not None:
-            late.wait()
+            late.join()
         return paged_moe_vllm(*tensors)
 
     patched: Any = moe_method

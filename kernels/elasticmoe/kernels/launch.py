@@ -79,6 +79,11 @@ class Late:
     None: every expert is known to be resident, and nothing is launched for others.
     """
 
+    def join(self) -> None:
+        """Have whatever is launched next on this stream read all pages."""
+        if self.wait is not None:
+            self.wait()
+
     def is_supported(self, table: torch.Tensor) -> bool:
         """Whether `align` can sort the experts of this table by it."""
         return (
@@ -112,8 +117,8 @@ def paged_moe(
     assert batch.is_supported, f"hidden {hidden.dtype} {hidden.shape}, pages {up_pages.shape}, ids {topk_ids.dtype}"
     assert late is None or late.is_supported(table), f"resident {late.resident.dtype} {late.resident.shape}"
     if not topk_ids.numel():
-        if late is not None and late.wait is not None:
-            late.wait()
+        if late is not None:
+            late.join()
         return torch.zeros_like(hidden)
     chosen = config or choose(batch)
     return _few(batch, chosen, late) if chosen.block_m == 1 else _grouped(batch, chosen, late)
@@ -173,8 +178,8 @@ def _suits_tma(device: torch.device, itemsize: int, sizes: tuple[int, ...]) -> b
 
 def _few(batch: Batch, config: Config, late: Late | None) -> torch.Tensor:
     """Two launches, a pair at a time; the first of them starts when everything before it has ended."""
-    if late is not None and late.wait is not None:
-        late.wait()
+    if late is not None:
+        late.join()
     (tokens, top_k), (_, f, d) = batch.topk_ids.shape, batch.up_pages.shape
     act = torch.empty((tokens * top_k, f), dtype=batch.hidden.dtype, device=batch.hidden.device)
     out = torch.empty_like(batch.hidden)

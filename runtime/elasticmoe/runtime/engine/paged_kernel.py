@@ -42,8 +42,8 @@ def paged_moe_triton(
     weights, ids = topk_weights.float().contiguous(), topk_ids.int().contiguous()
     if Batch(hidden, weights, ids, up_pages, down_pages, table).is_supported:
         return paged_moe(hidden, weights, ids, up_pages, down_pages, table, late=late, num_tokens=num_tokens)
-    if late is not None and late.wait is not None:
-        late.wait()
+    if late is not None:
+        late.join()
     if num_tokens is not None:  # it has no mask: what pads the batch computes with the first token's experts
         is_real = torch.arange(len(topk_ids), device=topk_ids.device)[:, None] < num_tokens
         topk_ids = torch.where(is_real, topk_ids, topk_ids[:1])

@@ -98,8 +98,8 @@ class Adjuster:
         self.table.land()
         self.short_pages = 0
         self.decisions = []
-        is_room = self.table.pool.num_free_pages >= MATRICES
-        if is_room and self.config.policy == "goodput" and self._demand.num_waiting:
+        could_load = self.table.pool.num_free_pages >= MATRICES
+        if could_load and self.config.policy == "goodput" and self._demand.num_waiting:
             self._apply(self._plan(self.snapshot(self._demand)))
 
     def learn(self, sample: StepSample) -> None:

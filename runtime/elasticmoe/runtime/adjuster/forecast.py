@@ -16,7 +16,6 @@ from elasticmoe.runtime.units import MATRICES
 class Forecast:
     """Requests that would run and seconds of a step, for each depth; all [n]."""
 
-    depth: Floats
     requests: Floats
     step_s: Floats
     """Of the mean step: some compute prompts too."""
@@ -43,7 +42,7 @@ def forecast(snap: Snapshot, depth: Floats) -> Forecast:
     prompts = np.minimum(1.0, prompts)
     each_s = fit.step_s(tokens, misses_at(snap, np.concatenate((depth, depth)), tokens))
     step_s = (1 - prompts) * each_s[: len(depth)] + prompts * each_s[len(depth) :]
-    return Forecast(depth, requests, step_s, each_s[: len(depth)])
+    return Forecast(requests, step_s, each_s[: len(depth)])
 
 
 def _requests(snap: Snapshot, depth: Floats) -> Floats:

@@ -49,9 +49,9 @@ class HostFetches:
         if self._is_counting:
             self._routed[layer].scatter_add_(0, ids, torch.ones_like(ids))
             self._hits += self._table.resident[layer][ids].sum()
-        offloaded = self._table.offloaded(layer)
-        if not offloaded.any() or not ids.numel():
+        if self._table.is_whole(layer) or not ids.numel():
             return
+        offloaded = self._table.offloaded(layer)
         touched = torch.zeros(offloaded.shape[0], dtype=torch.bool, device=ids.device)
         touched[ids] = True
         needed = np.flatnonzero(touched.cpu().numpy() & offloaded).tolist()

@@ -4,9 +4,9 @@ Each system gets a fresh server, a short warm-up, and then the burst as often as
 with other prompts each time (the same for both), so that no prefix is cached. All requests of a burst are sent at once.
 
 Per burst: generated tokens/s from the first request sent to the last one finished, that over stock's, preemptions, the
-most requests running at once, experts evicted and brought back until it is calm again, median times to the first token
-and per later token, and whether every request's greedy tokens equal stock's. On the CPU a step's time says nothing of
-a GPU's: compare the counts, and the tokens/s only between the two systems.
+mean requests that a step made a token for, experts evicted and brought back until it is calm again, the median time to
+the first token and the mean per later one, and whether every request's greedy tokens equal stock's. On the CPU a step's
+time says nothing of a GPU's: compare the counts, and the tokens/s only between the two systems.
 """
 
 import argparse
@@ -56,8 +56,8 @@ def run_once(server: Server, scenario: Scenario, repeat: int) -> BurstResult:
     """One burst, and a line about it."""
     result = measure(server, scenario, repeat, say)
     say(
-        f"{server.spec.name} burst {repeat + 1}: {result.tok_s:.1f} tokens/s, peak {result.peak_running}, "
-        f"{result.preemptions} preemptions, {result.evictions} evicted, {result.loads} loaded"
+        f"{server.spec.name} burst {repeat + 1}: {result.tok_s:.1f} tokens/s, "
+        f"{result.requests_per_step:.1f} requests a step, {result.preemptions} preemptions, {result.evictions} evicted, {result.loads} loaded"
     )
     return result
 

@@ -10,7 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.serving.client import Completion, OpenAIClient
-from bench.serving.metrics import CHANGES, PREEMPTIONS, RESIDENT, RUNNING, MetricsReader, Sampler, Snapshot
+from bench.serving.metrics import (
+    CHANGES,
+    PREEMPTIONS,
+    RESIDENT,
+    RUNNING,
+    STEPS,
+    TOKENS,
+    TPOT_COUNT,
+    TPOT_SUM,
+    MetricsReader,
+    Sampler,
+    Snapshot,
+)
 from bench.serving.trace import Request
 
 SAY_EVERY_S = 15.0
@@ -47,9 +59,13 @@ class BurstResult:
         return sum(len(one.token_ids) for one in self.completions) / self.wall_s
 
     @property
-    def peak_running(self) -> int:
-        """The most requests that a sample saw running at once."""
-        return int(max(sample.get(RUNNING) for sample in self.samples))
+    def requests_per_step(self) -> float:
+        """The mean number of requests that a step made a token for; 0 without steps.
+
+        From the server's counters, which no busy machine can miss: a burst may be over before a sample falls into it.
+        """
+        steps = self._gained(STEPS)
+        return self._gained(TOKENS) / steps if steps else 0.0
 
     @property
     def peak(self) -> Snapshot:
@@ -59,17 +75,17 @@ class BurstResult:
     @property
     def preemptions(self) -> int:
         """Requests stopped for want of KV during the burst."""
-        return self._gained(PREEMPTIONS)
+        return int(self._gained(PREEMPTIONS))
 
     @property
     def evictions(self) -> int:
         """Experts evicted from the start of the burst until it was calm again."""
-        return self._gained(CHANGES, kind="evict")
+        return int(self._gained(CHANGES, kind="evict"))
 
     @property
     def loads(self) -> int:
         """Experts brought back from the start of the burst until it was calm again."""
-        return self._gained(CHANGES, kind="load")
+        return int(self._gained(CHANGES, kind="load"))
 
     @property
     def is_calm(self) -> bool:
@@ -88,12 +104,15 @@ class BurstResult:
 
     @property
     def tpot_ms(self) -> float:
-        """Median time per output token after the first, over the requests that have any."""
-        times = [one.tpot_s for one in self.completions if one.tpot_s > 0]
-        return statistics.median(times) * 1e3 if times else 0.0
+        """Mean time per output token after the first, over the requests that have any, by the server's clock.
 
-    def _gained(self, name: str, **labels: str) -> int:
-        return int(self.calm.get(name, **labels) - self.before.get(name, **labels))
+        A client that shares few cores with a server may get all of an answer's events at one moment.
+        """
+        count = self._gained(TPOT_COUNT)
+        return self._gained(TPOT_SUM) / count * 1e3 if count else 0.0
+
+    def _gained(self, name: str, **labels: str) -> float:
+        return self.calm.get(name, **labels) - self.before.get(name, **labels)
 
 
 def has_recovered(before: Snapshot, now: Snapshot) -> bool:

@@ -1,4 +1,4 @@
-"""An OpenAI client that streams, keeps the token ids, and times the first token and the ones after it.
+"""An OpenAI client that streams, keeps the token ids, and times the first token.
 
 Called by the burst and the demo. Every wait is bounded; it retries nothing.
 """
@@ -35,7 +35,6 @@ class Completion:
     text: str
     finish_reason: str
     ttft_s: float
-    tpot_s: float
     elapsed_s: float
 
 
@@ -48,15 +47,11 @@ class _Stream:
     texts: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     first_s: float | None = None
-    last_s: float = 0.0
-    num_first: int = 0
 
     def add(self, delta: Delta, now_s: float) -> None:
         """Append a delta that arrived at `now_s`."""
-        if delta.token_ids:
-            if self.first_s is None:
-                self.first_s, self.num_first = now_s, len(delta.token_ids)
-            self.last_s = now_s
+        if delta.token_ids and self.first_s is None:
+            self.first_s = now_s
         self.token_ids += delta.token_ids
         self.texts.append(delta.text)
         self.finish_reason = delta.finish_reason or self.finish_reason
@@ -67,13 +62,11 @@ class _Stream:
             raise RequestFailed(
                 f"wanted a finished stream, it ended after {len(self.token_ids)} tokens: see the server's log"
             )
-        num_later = len(self.token_ids) - self.num_first
         return Completion(
             token_ids=tuple(self.token_ids),
             text="".join(self.texts),
             finish_reason=self.finish_reason,
             ttft_s=self.first_s - self.started_s,
-            tpot_s=(self.last_s - self.first_s) / num_later if num_later else 0.0,
             elapsed_s=now_s - self.started_s,
         )
 

@@ -14,11 +14,13 @@ elasticmoe_arena_bytes{{owner="expert"}} 4096.0
 elasticmoe_resident_experts 128.0
 elasticmoe_adjuster_changes_total{{kind="evict"}} {ANSWERED}
 elasticmoe_adjuster_changes_total{{kind="load"}} {ANSWERED}
-vllm:num_requests_running 48.0
+vllm:generation_tokens_total {ANSWERED}0
+vllm:iteration_tokens_total_count {ANSWERED}
 vllm:num_preemptions_total 0.0
 """
 STOCK_METRICS = f"""\
-vllm:num_requests_running 12.0
+vllm:generation_tokens_total {ANSWERED}
+vllm:iteration_tokens_total_count {ANSWERED}
 vllm:num_preemptions_total {ANSWERED}
 """
 

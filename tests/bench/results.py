@@ -2,17 +2,40 @@
 
 from bench.serving.burst import BurstResult
 from bench.serving.client import Completion
-from bench.serving.metrics import CHANGES, PREEMPTIONS, RESIDENT, RUNNING, Snapshot, series
+from bench.serving.metrics import (
+    CHANGES,
+    PREEMPTIONS,
+    RESIDENT,
+    RUNNING,
+    STEPS,
+    TOKENS,
+    TPOT_COUNT,
+    TPOT_SUM,
+    Snapshot,
+    series,
+)
 
 
-def make_snapshot(
-    *, running: int = 0, resident: int = 0, evicted: int = 0, loaded: int = 0, preempted: int = 0
+def make_snapshot(  # noqa: PLR0913 -- what tests vary
+    *,
+    running: int = 0,
+    resident: int = 0,
+    evicted: int = 0,
+    loaded: int = 0,
+    preempted: int = 0,
+    tokens: int = 0,
+    steps: int = 0,
+    tpots_s: tuple[float, ...] = (),
 ) -> Snapshot:
     """A snapshot of an elastic server."""
     values = {
         RUNNING: running,
         RESIDENT: resident,
         PREEMPTIONS: preempted,
+        TOKENS: tokens,
+        STEPS: steps,
+        TPOT_SUM: sum(tpots_s),
+        TPOT_COUNT: len(tpots_s),
         series(CHANGES, kind="evict"): evicted,
         series(CHANGES, kind="load"): loaded,
         'elasticmoe_arena_bytes{owner="expert"}': resident * 1024,
@@ -21,9 +44,9 @@ def make_snapshot(
     return Snapshot(0.0, {key: float(value) for key, value in values.items()})
 
 
-def make_completion(token_ids: tuple[int, ...] = (1, 2), ttft_s: float = 0.5, tpot_s: float = 0.01) -> Completion:
+def make_completion(token_ids: tuple[int, ...] = (1, 2), ttft_s: float = 0.5) -> Completion:
     """A finished request."""
-    return Completion(token_ids, "", "length", ttft_s, tpot_s, elapsed_s=1.0)
+    return Completion(token_ids, "", "length", ttft_s, elapsed_s=1.0)
 
 
 def make_result(

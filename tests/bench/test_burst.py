@@ -40,16 +40,24 @@ def test_counters_are_those_gained_until_calm() -> None:
     assert (result.evictions, result.loads, result.preemptions) == (4, 7, 2)
 
 
-def test_the_peak_is_the_most_running_and_the_fewest_experts() -> None:
-    """Concurrency and residency may peak in different samples."""
+def test_the_peak_is_where_the_fewest_experts_are() -> None:
+    """Of samples with equally few, the one with the most requests."""
     samples = (
         make_snapshot(running=9, resident=30),
         make_snapshot(running=7, resident=20),
         make_snapshot(running=8, resident=20),
     )
-    result = make_result(samples=samples)
-    assert result.peak_running == 9
-    assert result.peak is samples[2]
+    assert make_result(samples=samples).peak is samples[2]
+
+
+def test_requests_per_step_and_time_per_token_are_the_servers_counters() -> None:
+    """They hold when no sample fell into the burst; what was counted before it is not the burst's."""
+    result = make_result(
+        before=make_snapshot(tokens=100, steps=90, tpots_s=(9.0, 9.0)),
+        calm=make_snapshot(tokens=220, steps=100, tpots_s=(9.0, 9.0, 0.02, 0.04)),
+    )
+    assert (result.requests_per_step, result.tpot_ms) == (12, pytest.approx(30))
+    assert (make_result().requests_per_step, make_result().tpot_ms) == (0, 0)
 
 
 def test_calm_means_as_many_experts_as_before() -> None:

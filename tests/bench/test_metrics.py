@@ -18,6 +18,12 @@ elasticmoe_adjuster_changes_total{kind="evict"} 3.0
 vllm:num_requests_running{engine="0",model_name="tiny"} 5.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 2.0
 vllm:num_preemptions_total{engine="0",model_name="tiny"} 1.0
+vllm:generation_tokens_total{engine="0",model_name="tiny"} 40.0
+vllm:iteration_tokens_total_bucket{engine="0",le="8.0",model_name="tiny"} 3.0
+vllm:iteration_tokens_total_count{engine="0",model_name="tiny"} 4.0
+vllm:iteration_tokens_total_sum{engine="0",model_name="tiny"} 90.0
+vllm:request_time_per_output_token_seconds_count{engine="0",model_name="tiny"} 2.0
+vllm:request_time_per_output_token_seconds_sum{engine="0",model_name="tiny"} 0.5
 vllm:num_preemptions_created{engine="0",model_name="tiny"} 1.7e9
 vllm:e2e_request_latency_seconds_bucket{engine="0",le="0.3",model_name="tiny"} 9.0
 """
@@ -34,6 +40,10 @@ def test_a_snapshot_keeps_what_a_bench_reads() -> None:
             'elasticmoe_adjuster_changes_total{kind="evict"}': 3.0,
             "vllm:num_requests_running": 5.0,
             "vllm:num_preemptions_total": 1.0,
+            "vllm:generation_tokens_total": 40.0,
+            "vllm:iteration_tokens_total_count": 4.0,
+            "vllm:request_time_per_output_token_seconds_count": 2.0,
+            "vllm:request_time_per_output_token_seconds_sum": 0.5,
         },
     )
 

@@ -14,22 +14,23 @@ from bench.serving.report import (
 )
 from tests.bench.results import make_completion, make_result, make_snapshot
 
-STOCK = make_result(wall_s=4.0, samples=(make_snapshot(running=10),), calm=make_snapshot(preempted=7))
+STOCK = make_result(wall_s=4.0, calm=make_snapshot(preempted=7, tokens=100, steps=10))
 
 
-def make_elastic(*, running: int = 20, evicted: int = 5, loaded: int = 5, preempted: int = 0) -> BurstResult:
+def make_elastic(*, tokens: int = 200, evicted: int = 5, loaded: int = 5, preempted: int = 0) -> BurstResult:
     """An elastic burst twice as fast as STOCK."""
     return make_result(
         wall_s=2.0,
-        samples=(make_snapshot(running=running),),
-        calm=make_snapshot(evicted=evicted, loaded=loaded, preempted=preempted),
+        calm=make_snapshot(
+            evicted=evicted, loaded=loaded, preempted=preempted, tokens=tokens, steps=10, tpots_s=(0.005, 0.015)
+        ),
     )
 
 
 def test_a_row_stands_beside_stock() -> None:
     """The ratio is tokens/s over stock's of the same requests."""
     row = make_row("elasticmoe", 1, make_elastic(), STOCK)
-    assert (row.tok_s, row.ratio_to_stock, row.peak, row.preemptions, row.evictions, row.loads) == (
+    assert (row.tok_s, row.ratio_to_stock, row.requests_per_step, row.preemptions, row.evictions, row.loads) == (
         1.0,
         2.0,
         20,
@@ -56,24 +57,17 @@ def test_results_of_different_bursts_are_not_compared() -> None:
         count_differing(STOCK, make_result(completions=(make_completion(), make_completion())))
 
 
-def test_requests_of_one_event_have_no_time_per_token() -> None:
-    """The median leaves them out."""
-    one, more = make_completion((1,), tpot_s=0.0), make_completion(tpot_s=0.03)
-    assert make_result(completions=(one, one, more)).tpot_ms == pytest.approx(30)
-    assert make_result(completions=(one,)).tpot_ms == 0
-
-
 def test_medians_are_per_system_and_a_flag_must_hold_always() -> None:
     """Three repeats: the middle number, and the and of the flags."""
     rows = [
-        make_row("elasticmoe", repeat, make_elastic(running=running), STOCK)
-        for repeat, running in enumerate((9, 30, 20))
+        make_row("elasticmoe", repeat, make_elastic(tokens=tokens), STOCK)
+        for repeat, tokens in enumerate((90, 300, 200))
     ]
-    other = make_result(completions=(make_completion((9, 9)),), samples=(make_snapshot(running=1),))
+    other = make_result(completions=(make_completion((9, 9)),), calm=make_snapshot(tokens=10, steps=10))
     median = median_by_system([*rows, make_row("stock", 0, STOCK, STOCK), make_row("stock", 1, other, STOCK)])
     assert list(median) == ["elasticmoe", "stock"]
-    assert (median["elasticmoe"]["peak"], median["elasticmoe"]["tokens_equal"]) == (20, True)
-    assert (median["stock"]["peak"], median["stock"]["tokens_equal"]) == (5.5, False)
+    assert (median["elasticmoe"]["requests_per_step"], median["elasticmoe"]["tokens_equal"]) == (20, True)
+    assert (median["stock"]["requests_per_step"], median["stock"]["tokens_equal"]) == (5.5, False)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +77,7 @@ def test_medians_are_per_system_and_a_flag_must_hold_always() -> None:
         (make_elastic(preempted=1), ["no request was preempted"]),
         (make_elastic(evicted=0), ["experts gave their pages to requests"]),
         (make_elastic(loaded=0), ["experts came back"]),
-        (make_elastic(running=19), ["peak concurrency is at least 2x stock's"]),
+        (make_elastic(tokens=199), ["a step serves at least 2x as many requests as stock's"]),
     ],
 )
 def test_each_promise_breaks_alone(elastic: BurstResult, broken: list[str]) -> None:
@@ -93,16 +87,15 @@ def test_each_promise_breaks_alone(elastic: BurstResult, broken: list[str]) -> N
 
 def test_other_tokens_break_the_first_promise() -> None:
     """And the line says how many are equal."""
-    stock = make_result(completions=(make_completion((8, 8)),), samples=(make_snapshot(running=10),))
+    stock = make_result(completions=(make_completion((8, 8)),), calm=make_snapshot(tokens=100, steps=10))
     promise = check_promises(make_elastic(), stock)[0]
     assert not promise.holds
     assert show_promises([promise]) == "  BROKEN  the tokens are those of stock vLLM: 0 of 1 requests equal"
 
 
-def test_a_stock_without_a_sample_breaks_the_ratio_instead_of_dividing_by_it() -> None:
-    """A peak of 0 was not measured, so nothing is promised on it."""
-    stock = make_result(samples=(make_snapshot(running=0),))
-    assert not check_promises(make_elastic(), stock)[-1].holds
+def test_a_stock_without_steps_breaks_the_ratio_instead_of_dividing_by_it() -> None:
+    """Steps that were not counted promise nothing."""
+    assert not check_promises(make_elastic(), make_result())[-1].holds
 
 
 def test_the_arena_is_shown_at_three_moments_with_its_sum() -> None:

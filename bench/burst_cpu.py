@@ -57,7 +57,8 @@ def run_once(server: Server, scenario: Scenario, repeat: int) -> BurstResult:
     result = measure(server, scenario, repeat, say)
     say(
         f"{server.spec.name} burst {repeat + 1}: {result.tok_s:.1f} tokens/s, "
-        f"{result.requests_per_step:.1f} requests a step, {result.preemptions} preemptions, {result.evictions} evicted, {result.loads} loaded"
+        f"{result.requests_per_step:.1f} requests a step, {result.preemptions} preemptions, "
+        f"{result.evictions} evicted, {result.loads} loaded"
     )
     return result
 

@@ -73,7 +73,8 @@ def start_elastic(scenario: Scenario, folder: Path) -> Server:
     """The elastic server with the whole arena."""
     sizing = scenario.sizing
     elastic = ("--elastic-arena-bytes", str(sizing.arena_bytes), "--elastic-limit", str(sizing.limit))
-    return Server(elastic_spec(scenario.model, folder / "elasticmoe.log", (*COMMON, *elastic)))
+    policy = ("--elastic-policy", "threshold")  # whenever memory is short, whether or not a CPU gains by it
+    return Server(elastic_spec(scenario.model, folder / "elasticmoe.log", (*COMMON, *elastic, *policy)))
 
 
 def start_stock(scenario: Scenario, folder: Path) -> Server:

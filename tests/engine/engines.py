@@ -107,12 +107,15 @@ class Engine:
 
 @contextmanager
 def running(model: Path, elastic: dict[str, Any] | None = None, **flags: Any) -> Iterator[Engine]:
-    """Give a started engine on `model`, elastic if a configuration is given; it is torn down at the end."""
+    """Give a started engine on `model`, elastic if a configuration is given; it is torn down at the end.
+
+    The policy, if none is named, is one that evicts whenever memory is short, however fast this machine is.
+    """
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
     if elastic is not None:
-        flags["additional_config"] = {"elasticmoe": elastic}
+        flags["additional_config"] = {"elasticmoe": {"policy": "threshold"} | elastic}
     defaults = {
         "dtype": "float32",
         "enforce_eager": True,

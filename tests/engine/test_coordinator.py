@@ -32,7 +32,7 @@ START_S = 300.0
 def _serve(model: Path, log: Path, socket: Path) -> Server:
     """Start `elasticmoe serve` over the pool of the coordinator at `socket`."""
     arena, limit = arena_bytes(model, BLOCK_SIZE, TIGHT_BLOCKS), read_shape(model).num_experts
-    own = ("--elastic-arena-bytes", str(arena), "--elastic-limit", str(limit))
+    own = ("--elastic-arena-bytes", str(arena), "--elastic-limit", str(limit), "--elastic-policy", "threshold")
     where = ("--elastic-transport", "map", "--elastic-socket", str(socket))
     return Server(elastic_spec(model, log, (*FLAGS, *own, *where)))
 

@@ -74,7 +74,8 @@ def serving(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     folder = tmp_path_factory.mktemp("serving")
     arena = arena_bytes(tiny, 16, 80)
     limit_file = folder / "limit"
-    own = ("--elastic-arena-bytes", str(arena), "--elastic-limit-file", str(limit_file))
+    limit = ("--elastic-limit-file", str(limit_file), "--elastic-policy", "threshold")
+    own = ("--elastic-arena-bytes", str(arena), *limit)
     spec = replace(elastic_spec(tiny, folder / "log", (*FLAGS, *own)), env={"TMPDIR": str(folder)})
     with Server(spec) as server:
         server.wait_healthy(300, print)

@@ -65,6 +65,12 @@ def test_the_arena_is_given_in_bytes_or_left_to_the_runtime() -> None:
     assert "--elastic-arena-bytes" not in main()["args"]
 
 
+def test_the_promised_time_per_token_reaches_the_policy() -> None:
+    """Where nothing is promised the runtime's default stands."""
+    assert value_of(main(slo={"tpotMilliseconds": 50})["args"], "--elastic-tpot-ms") == "50"
+    assert "--elastic-tpot-ms" not in main()["args"]
+
+
 def test_the_model_is_served_under_the_resources_name_or_its_own() -> None:
     """And the user's flags come last."""
     args = main(model={"uri": "pvc://c", "servedName": "qwen"}, engineArgs=["--seed", "1"])["args"]

@@ -11,7 +11,7 @@ from tests.fakes.kube_objects import SPEC, Object, make_spec, offload
 def test_the_least_spec_is_complete_with_defaults() -> None:
     """A model and a pool's size are enough."""
     spec = make_spec()
-    assert (spec.replicas, spec.parallelism.tensor, spec.memory.expert_offload.policy) == (1, 1, "threshold")
+    assert (spec.replicas, spec.parallelism.tensor, spec.memory.expert_offload.policy) == (1, 1, "goodput")
     assert spec.memory.expert_offload.autotune.enabled
     assert spec.node_selector == {"nvidia.com/gpu.present": "true"}
 

@@ -31,6 +31,16 @@ def test_a_given_additional_config_is_kept() -> None:
     assert _additional(words) == {"other": 1, "elasticmoe": {"policy": "fixed", "loading_depth": "3"}}
 
 
+def test_a_flag_may_set_one_key_of_a_section() -> None:
+    """The section's other keys stay."""
+    given = {"elasticmoe": {"slo": {"ttft_ms": 900, "tpot_ms": 70}}}
+    words, _ = vllm_arguments(["M", "--additional-config", json.dumps(given), "--elastic-tpot-ms", "50"])
+    assert _additional(words) == {"elasticmoe": {"slo": {"ttft_ms": 900, "tpot_ms": "50"}}}
+    assert _additional(vllm_arguments(["M", "--elastic-tpot-ms", "50"])[0]) == {
+        "elasticmoe": {"slo": {"tpot_ms": "50"}}
+    }
+
+
 @pytest.mark.parametrize(
     "words", [["--additional_config", '{"other": 1}', "--elastic_policy=fixed"], ['--additional_config={"other": 1}']]
 )
@@ -75,6 +85,7 @@ def test_a_plugin_that_vllm_may_not_load_is_no_elastic_pool(monkeypatch: pytest.
         (["--elastic-polcy", "fixed"], r"unknown flag --elastic-polcy"),
         (["--elastic-policy", "other"], r"elasticmoe\.policy.*'other'"),
         (["--elastic-limit", "-1"], r"ELASTICMOE_LIMIT.*'-1'"),
+        (["--elastic-tpot-ms", "0"], r"elasticmoe\.slo\.tpot_ms: .*greater than 0, but it is '0'"),
         (["--elastic-transport", "pigeon"], r"ELASTICMOE_TRANSPORT.*'pigeon'"),
         (["--additional-config", "[1]"], r"--additional-config: want a JSON object"),
         (["--additional-config", '{"elasticmoe": 3}'], r"elasticmoe: .*3"),

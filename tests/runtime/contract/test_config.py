@@ -26,7 +26,7 @@ def test_an_empty_section_is_all_defaults() -> None:
     config = parse_config({"elasticmoe": {}})
     assert config == RuntimeConfig()
     assert config.adjuster.thresholds == Thresholds(evict_below=2, grow_above=9, grow_most=5)
-    assert (config.policy, config.fetch, config.loading_depth, config.arena_bytes) == ("threshold", None, 2, None)
+    assert (config.policy, config.fetch, config.loading_depth, config.arena_bytes) == ("goodput", None, 2, None)
 
 
 def test_every_key_is_read() -> None:

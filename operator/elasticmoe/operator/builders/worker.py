@@ -119,6 +119,8 @@ def _args(identity: Identity, spec: ElasticMoESpec, model: ModelSource) -> list[
         "--elastic-transport": "map",
         "--elastic-socket": socket_dir(identity.namespace, identity.name) / SOCKET_NAME,
     }
+    if spec.slo.tpot_milliseconds is not None:
+        flags["--elastic-tpot-ms"] = spec.slo.tpot_milliseconds
     if memory.arena is not None:
         flags["--elastic-arena-bytes"] = parse_quantity(memory.arena)
     return [model.argument, *(str(word) for pair in flags.items() for word in pair), *spec.engine_args]

@@ -86,9 +86,9 @@ class ExpertOffload(Section):
     min: Limit = Field(0, description="the autotuner goes no lower; experts of a layer, as a number or a share")
     max: Limit = Field("100%", description="the autotuner goes no higher; experts of a layer, as a number or a share")
     policy: PolicyName = Field(
-        "threshold",
-        description="who leaves when: threshold (when memory is short), fixed (always as many as limit says), "
-        "goodput (where that is predicted to serve more tokens/s)",
+        "goodput",
+        description="who leaves when: goodput (where that is predicted to serve more tokens/s), "
+        "threshold (when memory is short), fixed (always as many as limit says)",
     )
     autotune: Autotune = Autotune()
 
@@ -129,7 +129,10 @@ class Slo(Section):
     """What requests are promised; goodput counts the tokens that keep it."""
 
     tpot_milliseconds: int | None = Field(
-        None, ge=1, description="greatest time per output token; the autotuner keeps it for nine of ten requests"
+        None,
+        ge=1,
+        description="greatest time per output token: the autotuner keeps it for nine of ten requests, goodput evicts "
+        "nothing that would break it (default: 100); a change starts the workers anew",
     )
     ttft_milliseconds: int | None = Field(
         None, ge=1, description="greatest time to the first token; nothing acts on it yet"

@@ -14,6 +14,7 @@ OWN_FLAGS: Final = {
     "--elastic-limit": "memory.expertOffload.limit",
     "--elastic-limit-file": "memory.expertOffload.limit",
     "--elastic-policy": "memory.expertOffload.policy",
+    "--elastic-tpot-ms": "slo.tpotMilliseconds",
     "--elastic-transport": "coordinator.mode",
     "--elastic-socket": "coordinator.mode",
     "--served-model-name": "model.servedName",

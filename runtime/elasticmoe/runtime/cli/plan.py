@@ -70,9 +70,10 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         args.plot.write_text(plan_report.draw(usage, advice), encoding="utf-8")
         print(f"plan: wrote {args.plot}", file=sys.stderr)
-    print(
-        json.dumps(to_json(usage, system, advice), indent=1) if args.json else plan_report.table(usage, system, advice)
-    )
+    if args.json:
+        print(json.dumps(to_json(usage, system, advice), indent=1))
+    else:
+        print(plan_report.table(usage, system, advice, args.tpot_ms))
     return 0
 
 

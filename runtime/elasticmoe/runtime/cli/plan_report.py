@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from elasticmoe.runtime.simulator.advice import ADVISED, Advice, Expectation
+from elasticmoe.runtime.simulator.advice import Advice, Expectation
 from elasticmoe.runtime.simulator.svg import chart, stack, thin
 from elasticmoe.runtime.simulator.system import System
 from elasticmoe.runtime.simulator.usage import Usage
 
 
-def table(usage: Usage, system: System, advice: Advice) -> str:
-    """Return the answer as text."""
+def table(usage: Usage, system: System, advice: Advice, tpot_ms: float) -> str:
+    """Return the answer as text; `tpot_ms` is what goodput was to keep."""
     kv_gib, weights_gib = system.kv_bytes / 2**30, system.model.weight_bytes / 2**30
     full = f"KV {usage.kv_usage(0.5):.0%} full in the median, {usage.kv_usage(0.99):.0%} at the peak"
     waits = f"requests wait {usage.waiting_share:.0%} of the time, {usage.short_share:.0%} with KV full"
@@ -20,7 +20,7 @@ def table(usage: Usage, system: System, advice: Advice) -> str:
         f"The pool would {'help' if advice.helps else 'not help'}: {advice.reason}.",
     ]
     if advice.limit is not None:
-        lines.append(f"Start with --elastic-policy {ADVISED} --elastic-limit {advice.limit}.")
+        lines.append(f"Start with --elastic-limit {advice.limit} --elastic-tpot-ms {tpot_ms:g}.")
     if advice.stock is not None:
         best = () if advice.pool is None else (advice.pool,)
         lines += [

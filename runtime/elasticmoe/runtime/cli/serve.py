@@ -5,6 +5,7 @@ from run to run into the environment.
 """
 
 import argparse
+import copy
 import json
 import os
 import re
@@ -37,7 +38,8 @@ def own_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="GPU bytes that experts and KV cache share (default: all that is left)",
     )
-    add("--elastic-policy", metavar="NAME", help="who gets the pages: threshold (default), fixed or goodput")
+    add("--elastic-policy", metavar="NAME", help="who gets the pages: goodput (default), threshold or fixed")
+    add("--elastic-tpot-ms", metavar="MS", help="greatest time per token for which goodput evicts (default 100)")
     add("--elastic-loading-depth", metavar="N", help="loading buffers (default 2)")
     add("--elastic-fetch", metavar="HOW", help="what drives fetches: device (default on a GPU) or host")
     add("--elastic-lookahead", metavar="N", help="layers ahead for which fetches are predicted: 0 (default) or 1")
@@ -57,12 +59,14 @@ ENV_FLAGS = {
     "elastic_socket": contract.ENV_SOCKET,
 }
 CONFIG_FLAGS = {
-    "elastic_arena_bytes": "arena_bytes",
-    "elastic_policy": "policy",
-    "elastic_loading_depth": "loading_depth",
-    "elastic_fetch": "fetch",
-    "elastic_lookahead": "lookahead",
+    "elastic_arena_bytes": ("arena_bytes",),
+    "elastic_policy": ("policy",),
+    "elastic_tpot_ms": ("slo", "tpot_ms"),
+    "elastic_loading_depth": ("loading_depth",),
+    "elastic_fetch": ("fetch",),
+    "elastic_lookahead": ("lookahead",),
 }
+"""Where a flag's value goes in the configuration: keys, each inside the one before."""
 
 
 def vllm_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -75,13 +79,24 @@ def vllm_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     _refuse_hidden_config(rest)
     given, rest = _take_additional_config(rest)
     parse_config(given)
-    ours = {key: getattr(own, flag) for flag, key in CONFIG_FLAGS.items() if getattr(own, flag) is not None}
-    merged = {**given, contract.CONFIG_KEY: {**given.get(contract.CONFIG_KEY, {}), **ours}}
+    merged = {**given, contract.CONFIG_KEY: _with_flags(given.get(contract.CONFIG_KEY, {}), own)}
     parse_config(merged)
     env = {name: getattr(own, flag) for flag, name in ENV_FLAGS.items() if getattr(own, flag) is not None}
     contract.settings_from_env({**os.environ, **env})
     _refuse_without_plugin(os.environ.get("VLLM_PLUGINS"))
     return [*rest, "--additional-config", json.dumps(merged)], env
+
+
+def _with_flags(config: dict[str, Any], own: argparse.Namespace) -> dict[str, Any]:
+    """Return a copy of our configuration in which the values of flags stand in for what it holds."""
+    merged = copy.deepcopy(config)
+    for flag, (*path, key) in CONFIG_FLAGS.items():
+        if getattr(own, flag) is not None:
+            section = merged
+            for name in path:
+                section = section.setdefault(name, {})
+            section[key] = getattr(own, flag)
+    return merged
 
 
 def _refuse_without_plugin(allowed: str | None) -> None:

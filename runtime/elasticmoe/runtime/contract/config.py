@@ -77,7 +77,7 @@ class Slo(_Strict):
 class RuntimeConfig(_Strict):
     """What `additional_config["elasticmoe"]` may hold."""
 
-    policy: PolicyName = "threshold"
+    policy: PolicyName = "goodput"
     arena_bytes: int | None = Field(None, gt=0)
     fetch: FetchKind | None = None
     """What drives fetches; None: the device where it is a GPU, else the host."""

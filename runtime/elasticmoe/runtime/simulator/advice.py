@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from elasticmoe.runtime.contract.config import PolicyName, RuntimeConfig
+from elasticmoe.runtime.contract import config as contract
 from elasticmoe.runtime.errors import ConfigError
 from elasticmoe.runtime.simulator.outcome import Outcome, Slo
 from elasticmoe.runtime.simulator.requests import Arrival
@@ -17,8 +17,6 @@ from elasticmoe.runtime.simulator.system import System
 from elasticmoe.runtime.simulator.usage import FULL, Usage
 from elasticmoe.runtime.units import ceil_div
 
-ADVISED: PolicyName = "goodput"
-"""The policy that is simulated, and that expectations are of."""
 PEAK = 0.99
 """Quantile of a day's readings that counts as its peak."""
 RARE = 0.01
@@ -97,10 +95,11 @@ def advise(usage: Usage, system: System, lengths: Lengths, slo: Slo, begin: Call
     limits = candidate_limits(system, num, lengths)
     begin(f"simulating {num} requests at once on stock vLLM", 0.0)
     stock = expect("stock", None, Simulation(system, peak).run())
+    config = contract.RuntimeConfig(slo=contract.Slo(tpot_ms=1000 * slo.tpot_s))
     sweep = []
     for done, limit in enumerate(limits, start=1):
         begin(f"simulating them with up to {limit} experts of a layer offloaded", done / (len(limits) + 1))
-        pool = replace(system, config=RuntimeConfig(policy=ADVISED), limit=limit)
+        pool = replace(system, config=config, limit=limit)
         sweep.append(expect("pool", limit, Simulation(pool, peak).run()))
     best = pick_best(sweep, slo)
     return conclude(usage, num, stock, best, tuple(sweep))

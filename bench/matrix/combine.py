@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.matrix.agreement import agreements
 from bench.serving.meta import collect_meta
 
 CELL = ("workload", "routing", "kv_gib", "gpus", "bus_gb_s", "rate")
@@ -65,7 +66,7 @@ def compare_tokens(ours: dict[str, Any], replays: Iterable[dict[str, Any]]) -> d
 
 
 def add_tokens(rows: list[dict[str, Any]], tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows, ours with `tokens_equal` and `num_comparable`."""
+    """Return the rows, ours with `tokens_equal` and `num_comparable`, ours and stock's with their agreements."""
     by_key = {(entry["system"], *entry["cell"], entry["repeat"]): entry for entry in tokens}
     replays: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for entry in tokens:
@@ -74,8 +75,12 @@ def add_tokens(rows: list[dict[str, Any]], tokens: list[dict[str, Any]]) -> list
     added = []
     for row in rows:
         own = by_key.get((row["system"], *cell_of(row), row["repeat"]))
-        is_ours = row["system"] == OURS and own is not None
-        added.append(row | (compare_tokens(own, replays[cell_of(row)]) if is_ours and own else {}))
+        told: dict[str, Any] = {}
+        if own is not None and row["system"] in (OURS, RIVAL):
+            told |= agreements(own, tokens, RIVAL)
+        if own is not None and row["system"] == OURS:
+            told |= compare_tokens(own, replays[cell_of(row)])
+        added.append(row | told)
     return added
 
 

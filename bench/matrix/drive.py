@@ -21,6 +21,8 @@ class Served:
 
     arrived_s: float
     tokens: list[int] = field(default_factory=list)
+    choices: list[tuple[float, float]] = field(default_factory=list)
+    """Each token's logprob, and how much lower the next best one's is, where the client asked for them."""
     first_s: float = 0.0
     last_s: float = 0.0
 
@@ -99,6 +101,9 @@ class Recorder:
                 request.first_s = now_s
             request.last_s = now_s
             request.tokens += output.new_token_ids
+            if output.new_logprobs is not None:
+                chosen, best, second = output.new_logprobs.logprobs.T
+                request.choices += zip(chosen.tolist(), (best - second).tolist(), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,8 @@ class Client:
     recorder: Recorder
     num_resident: Any
     """() → experts on the device, or None."""
+    has_logprobs: bool = False
+    """Whether to have each token's choice noted: it costs time."""
 
     @property
     def core(self) -> Any:
@@ -125,6 +132,7 @@ class Client:
             ignore_eos=True,
             temperature=0,
             detokenize=False,
+            logprobs=2 if self.has_logprobs else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         request_id = self.llm.llm_engine.add_request(str(number), {"prompt_token_ids": prompt}, params)

@@ -30,6 +30,7 @@ SPEED = (
 LATENCY = (
     "routing", "KV, GiB", "TTFT, s", "P99", "stock", "P99", "TPOT, ms", "P99", "stock", "P99", "kept", "stock",
 )  # fmt: skip
+AGREEMENT = ("routing", "KV, GiB", "ours as stock", "ours as itself in most room", "stock as itself in most room")
 OTHERS = ("system", "workload", "routing", "KV, GiB", "tok/s", "ratio", "TTFT, s", "P99 TPOT, ms", "preempted", "peak")
 NONE = "–"
 
@@ -96,7 +97,7 @@ def _section(group: list[Compared]) -> Iterator[str]:
     yield f"**{title}{gpus}{bus}** ({_runs(group)}):"
     yield table(SPEED, map(_speed, group))
     yield table(LATENCY, map(_latency, group))
-    yield from filter(None, (_goals(group), _tokens(group)))
+    yield from filter(None, (_goals(group), _tokens(group), _agreement(group)))
 
 
 def _runs(group: list[Compared]) -> str:
@@ -152,8 +153,8 @@ def _show(value: float | None, digits: int, unit: float = 1) -> str:
     return NONE if value is None else f"{value / unit:.{digits}f}"
 
 
-def _percent(share: float | None) -> str:
-    return NONE if share is None else f"{100 * share:.0f} %"
+def _percent(share: float | None, digits: int = 0) -> str:
+    return NONE if share is None else f"{100 * share:.{digits}f} %"
 
 
 def _goals(group: list[Compared]) -> str:
@@ -180,6 +181,28 @@ def _tokens(group: list[Compared]) -> str:
         f"In {len(told)} runs {requests} requests were in the same batches as in a replay with every expert resident: "
         f"their tokens {end}."
     )
+
+
+def _agreement(group: list[Compared]) -> str:
+    shares = [
+        [middle(one.ours, "agrees_with_stock"), *(middle(runs, "agrees_with_itself") for runs in (one.ours, one.stock))]
+        for one in group
+    ]
+    rows = [
+        [*_name(one.cell), *(_percent(share, 1) for share in each)]
+        for one, each in zip(group, shares, strict=True)
+        if any(share is not None for share in each)
+    ]
+    text = f"Tokens chosen alike after the same ones:\n\n{table(AGREEMENT, rows)}" if rows else ""
+    told = [row for one in group for row in one.ours if "logprob_apart_max" in row]
+    if told:
+        median, most = middle(told, "logprob_apart_median"), max(row["logprob_apart_max"] for row in told)
+        margin = max((row.get("margin_where_apart_max", 0.0) for row in told), default=0.0)
+        text += (
+            f"\n\nTheir logprobs are {median:.1e} apart in the median and {most:.1e} at most; where stock chose "
+            f"another token, its two best were {margin:.1e} apart at most."
+        )
+    return text
 
 
 def _others(rows: Rows) -> Iterator[str]:

@@ -80,7 +80,9 @@ class Bench:
             row["series"] = recorder.series
         tokens = {str(number): one.tokens for number, one in recorder.served.items()}
         chains = {str(number): chain for number, chain in company(recorder.steps).items()}
-        kept = {"system": self.args.system, "cell": self._cell(cell), "repeat": cell.repeat}
+        kept: dict[str, Any] = {"system": self.args.system, "cell": self._cell(cell), "repeat": cell.repeat}
+        if self.args.logprobs:
+            kept["choices"] = {str(number): one.choices for number, one in recorder.served.items()}
         return row, kept | {"tokens": tokens, "company": chains, "plans": plans}
 
     def prepare(self, cell: Cell) -> dict[str, Any]:
@@ -101,7 +103,7 @@ class Bench:
     def serve(self, arrivals: tuple[Arrival, ...]) -> tuple[Recorder, float]:
         """Serve requests as they arrive; return what was seen, and the seconds until the last token."""
         recorder = Recorder(self.core.scheduler)
-        client = Client(self.llm, recorder, lambda: self.room.num_resident)
+        client = Client(self.llm, recorder, lambda: self.room.num_resident, self.args.logprobs)
         prompts = make_prompts(arrivals, self.model.vocab, self.sizes.seed)
         return recorder, serve(client, arrivals, prompts)
 

@@ -15,6 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from bench.matrix.agreement import agreements, tolerances, top1_agreement
 from bench.matrix.cells import Cell, parse_cells
 from bench.matrix.combine import add_ratios, combine, compare_tokens, read_lines, tokens_path
 from bench.matrix.drive import Recorder, Served
@@ -247,6 +248,42 @@ def test_tokens_are_compared_where_both_ran_the_same_batches() -> None:
     assert compare_tokens(ours, []) == {"num_comparable": 0, "tokens_equal": None}
 
 
+def _entry(system: str, kv_gib: float, tokens: list[int], choices: dict[str, Any] | None = None) -> dict[str, Any]:
+    cell = ["closed", "flat", kv_gib, 1, None, None]
+    return {"system": system, "cell": cell, "repeat": 0, "tokens": {"0": tokens, "1": [5, 5]}, "choices": choices}
+
+
+def test_agreement_counts_tokens_after_the_same_ones() -> None:
+    """What follows the first that differs doesn't count, nor do requests of one run only."""
+    assert top1_agreement({"0": [1, 2, 3, 4], "1": [7]}, {"0": [1, 2, 9, 4], "1": [7], "2": [8]}) == 3 / 4
+    assert top1_agreement({"0": [1]}, {"1": [1]}) is None
+
+
+def test_a_run_is_held_against_stock_and_against_itself_in_most_room() -> None:
+    """Stock against itself only: that is as far apart as other batches alone make it."""
+    ours, roomy = _entry("ours", 1.0, [1, 2, 3]), _entry("ours", 8.0, [1, 2, 3])
+    stock, stock_roomy = _entry("stock-graphs", 1.0, [1, 9, 3]), _entry("stock-graphs", 8.0, [4, 9, 3])
+    tokens = [ours, roomy, stock, stock_roomy]
+    got = [agreements(one, tokens, "stock-graphs") for one in tokens]
+    assert [one["agrees_with_stock"] for one in got] == [3 / 4, 2 / 3, None, None]
+    assert [one["agrees_with_itself"] for one in got] == [1.0, None, 2 / 3, None]
+
+
+def test_tolerances_are_of_tokens_chosen_alike_and_margins_of_the_others() -> None:
+    """Nothing is told where one of them noted no logprobs."""
+    ours = _entry("ours", 1.0, [1, 2], choices={"0": [(-1.0, 0.5), (-2.0, 0.1)], "1": [(-1.0, 0.5), (-1.0, 0.5)]})
+    stock = _entry(
+        "stock-graphs", 1.0, [1, 9], choices={"0": [(-1.5, 0.4), (-2.0, 0.2)], "1": [(-1.0, 0.5), (-1.1, 0.5)]}
+    )
+    assert tolerances(ours, stock) == {
+        "logprob_apart_median": pytest.approx(0.1),
+        "logprob_apart_max": 0.5,
+        "margin_where_apart_median": 0.2,
+        "margin_where_apart_max": 0.2,
+    }
+    assert tolerances(ours, _entry("stock-graphs", 1.0, [1, 9])) == {}
+
+
 def test_a_line_that_was_broken_off_is_left_out(tmp_path: Path) -> None:
     """A run that was cut off keeps what it has; a broken line elsewhere is a fault."""
     path = tmp_path / "rows.jsonl"
@@ -290,7 +327,8 @@ def test_systems_serve_the_same_cells(tmp_path: Path) -> None:
     Ours evicts, and every expert is back for the next cell; both have the same blocks of KV.
     """
     cells = ["--cells", "closed:skewed:0.001,closed:flat:0.001,burst:skewed:0.001"]
-    stock, ours = _run(tmp_path, "stock-eager", *cells), _run(tmp_path, "ours", "--fetch", "host", *cells)
+    stock = _run(tmp_path, "stock-eager", "--logprobs", *cells)
+    ours = _run(tmp_path, "ours", "--fetch", "host", "--logprobs", *cells)
     replay = _run(tmp_path, "replay", "--fetch", "host", "--follow", str(ours), *cells)
     rows, rivals = read_lines(ours), read_lines(stock)
     assert [row["kv_blocks"] for row in rows] == [row["kv_blocks"] for row in rivals] == [32] * 3
@@ -301,6 +339,9 @@ def test_systems_serve_the_same_cells(tmp_path: Path) -> None:
     tokens, others = (read_lines(tokens_path(path)) for path in (ours, stock))
     assert [entry["tokens"] for entry in tokens] == [entry["tokens"] for entry in others]
     assert tokens[0]["tokens"] != tokens[1]["tokens"]
+    apart = tolerances(tokens[0], others[0])
+    assert apart["logprob_apart_max"] < 1e-3
+    assert "margin_where_apart_max" not in apart
     result = combine([ours, stock, replay], "none", None)
     compared = [row for row in result["rows"] if row["system"] == "ours" and row["workload"] == "closed"]
     assert [(row["tokens_equal"], row["num_comparable"]) for row in compared] == [(True, 16)] * 2

@@ -138,6 +138,17 @@ def _write(path: Path, tok_s: float, tokens: list[int]) -> Path:
     return path
 
 
+def test_agreement_stands_below_the_tables() -> None:
+    """Of both sides; tolerances where logprobs were noted."""
+    close = {"logprob_apart_median": 0.001, "logprob_apart_max": 0.02, "margin_where_apart_max": 0.01}
+    ours = OURS | {"agrees_with_stock": 0.98, "agrees_with_itself": 0.99} | close
+    text = report([ours, STOCK | {"agrees_with_stock": None, "agrees_with_itself": None}])
+    assert "| flat | 1 | 98.0 % | 99.0 % | – |" in text
+    assert "1.0e-03 apart in the median and 2.0e-02 at most" in text
+    assert "its two best were 1.0e-02 apart at most" in text
+    assert "chosen alike" not in report([OURS, STOCK])
+
+
 def test_a_later_file_replaces_or_repeats(tmp_path: Path) -> None:
     """With `keep` its rows are further repeats, each with its own tokens; given meta data are not this machine's."""
     paths = [_write(tmp_path / "a.jsonl", 10.0, [1]), _write(tmp_path / "b.jsonl", 20.0, [2])]

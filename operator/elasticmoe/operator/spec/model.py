@@ -131,8 +131,8 @@ class Slo(Section):
     tpot_milliseconds: int | None = Field(
         None,
         ge=1,
-        description="greatest time per output token: the autotuner keeps it for nine of ten requests, goodput evicts "
-        "nothing that would break it (default: 100); a change starts the workers anew",
+        description="greatest time per output token: the autotuner keeps it for nine of ten requests, goodput lets "
+        "experts leave for no request whose start would break it (default: 100); a change starts the workers anew",
     )
     ttft_milliseconds: int | None = Field(
         None, ge=1, description="greatest time to the first token; nothing acts on it yet"

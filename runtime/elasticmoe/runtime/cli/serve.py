@@ -39,7 +39,7 @@ def own_parser() -> argparse.ArgumentParser:
         help="GPU bytes that experts and KV cache share (default: all that is left)",
     )
     add("--elastic-policy", metavar="NAME", help="who gets the pages: goodput (default), threshold or fixed")
-    add("--elastic-tpot-ms", metavar="MS", help="greatest time per token for which goodput evicts (default 100)")
+    add("--elastic-tpot-ms", metavar="MS", help="time per token that goodput promises who starts (default 100)")
     add("--elastic-loading-depth", metavar="N", help="loading buffers (default 2)")
     add("--elastic-fetch", metavar="HOW", help="what drives fetches: device (default on a GPU) or host")
     add("--elastic-lookahead", metavar="N", help="layers ahead for which fetches are predicted: 0 (default) or 1")

@@ -98,12 +98,20 @@ def test_the_colder_the_tail_the_further_it_pays() -> None:
     assert reached[0] < reached[1]
 
 
-def test_nothing_goes_that_breaks_the_tpot_promised() -> None:
+def test_nobody_starts_who_breaks_the_tpot_promised() -> None:
     """Where a step would take longer than the SLO allows, the gain in tokens/s counts for nothing."""
     within = RuntimeConfig(policy="goodput", slo=Slo(tpot_ms=30))
     beyond = RuntimeConfig(policy="goodput", slo=Slo(tpot_ms=10))
     assert plan(busy(), within).evict
     assert not plan(busy(), beyond)
+
+
+@pytest.mark.parametrize("tpot_ms", [10, 1])
+def test_who_runs_gets_its_pages_though_the_tpot_is_broken(tpot_ms: float) -> None:
+    """Whether a depth keeps it or none does: a preempted request's own would be broken for sure."""
+    broken = RuntimeConfig(policy="goodput", slo=Slo(tpot_ms=tpot_ms))
+    assert plan(busy(lost_tokens=300), broken).evict
+    assert not plan(replace(lent(FLAT, 19, BUS), lost_tokens=300), broken), "nobody away would bring more"
 
 
 def test_no_eviction_goes_past_the_depth_that_the_slo_allows() -> None:

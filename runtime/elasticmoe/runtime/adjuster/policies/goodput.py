@@ -56,11 +56,11 @@ class _Verdict:
 def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     """Return whether covering the shortage pays.
 
-    Some depth must bring more tokens/s than nobody away, and none may break the TPOT promised, for an unlucky request
-    neither. A request that waits gets pages up to the best such depth, or near it, and no deeper than what is best
-    while no prompt is computed: its answer takes far more steps than its prompt, which would hide many copies. One that
-    runs gets them wherever nobody away would bring less: if it were preempted, its own TPOT would be broken, and its
-    prompt computed again.
+    Some depth must bring more tokens/s than nobody away. A request that waits gets pages up to the best one, or near
+    it, that keeps the TPOT promised, for an unlucky request too, and no deeper than what is best while no prompt is
+    computed: its answer takes far more steps than its prompt, which would hide many copies. One that runs gets them
+    wherever nobody away would bring less, whatever the TPOT: if it were preempted, its own would surely be broken, and
+    its prompt computed again.
     """
     ours, now = config.adjuster.goodput, snap.depth
     after = now + ceil_div(snap.short_pages, MATRICES) / snap.num_layers
@@ -69,7 +69,7 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     expected = forecast(snap, depth)
     is_running = snap.lost_tokens > 0
     tpot_s = expected.step_s if is_running else _unlucky_s(expected, snap.fit.prompts_per_token)
-    rates = _rates(expected, tpot_s, config)
+    rates = expected.tokens_per_s if is_running else _rates(expected, tpot_s, config)
     best = int(np.argmax(rates))
     least = expected.tokens_per_s[0] * (1.0 if is_running else 1 + ours.margin)
     is_near = after <= depth[best] or (rates[1] >= least and (is_running or rates[1] >= (1 - ours.slack) * rates[best]))

@@ -57,11 +57,12 @@ def tolerances(one: Entry, other: Entry) -> dict[str, float]:
 def agreements(entry: Entry, tokens: Iterable[Entry], rival: str) -> dict[str, float | None]:
     """Return the agreement of an entry of a run's tokens with the rival's in its cell, and with its own in most room.
 
-    Of several repeats the first is compared with. None where there is no other one.
+    `tokens` are the entries of the rows that count. Of several repeats the first is compared with; the rival fetches
+    nothing, so its tokens stand beside every bus. None where there is no other one.
     """
     tokens = list(tokens)
     cell, system = entry["cell"], entry["system"]
-    beside = next((one for one in tokens if one["system"] == rival != system and one["cell"] == cell), None)
+    beside = next((one for one in tokens if one["system"] == rival != system and one["cell"] == _own_bus(cell)), None)
     own = [one for one in tokens if one["system"] == system and _but_room(one["cell"]) == _but_room(cell)]
     most = max(own, key=_room)
     itself = most if _room(most) > _room(entry) else None
@@ -80,6 +81,10 @@ def _until(one: list[int], other: list[int]) -> tuple[int, int]:
 
 def _room(entry: Entry) -> float:
     return float(entry["cell"][2])
+
+
+def _own_bus(cell: list[Any]) -> list[Any]:
+    return [*cell[:4], None, *cell[5:]]
 
 
 def _but_room(cell: list[Any]) -> list[Any]:

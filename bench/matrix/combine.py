@@ -77,7 +77,7 @@ def add_tokens(rows: list[dict[str, Any]], tokens: list[dict[str, Any]]) -> list
         own = by_key.get((row["system"], *cell_of(row), row["repeat"]))
         told: dict[str, Any] = {}
         if own is not None and row["system"] in (OURS, RIVAL):
-            told |= agreements(own, tokens, RIVAL)
+            told |= agreements(own, by_key.values(), RIVAL)
         if own is not None and row["system"] == OURS:
             told |= compare_tokens(own, replays[cell_of(row)])
         added.append(row | told)

@@ -197,11 +197,11 @@ def _agreement(group: list[Compared]) -> str:
     told = [row for one in group for row in one.ours if "logprob_apart_max" in row]
     if told:
         median, most = middle(told, "logprob_apart_median"), max(row["logprob_apart_max"] for row in told)
-        margin = max((row.get("margin_where_apart_max", 0.0) for row in told), default=0.0)
-        text += (
-            f"\n\nTheir logprobs are {median:.1e} apart in the median and {most:.1e} at most; where stock chose "
-            f"another token, its two best were {margin:.1e} apart at most."
-        )
+        text += f"\n\nTheir logprobs are {median:.1e} apart in the median and {most:.1e} at most"
+        margins = [row["margin_where_apart_max"] for row in told if "margin_where_apart_max" in row]
+        if margins:
+            text += f"; where stock chose another token, its two best were {max(margins):.1e} apart at most"
+        text += "."
     return text
 
 

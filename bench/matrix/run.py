@@ -76,6 +76,7 @@ class Bench:
         row |= {"resident_end": resident_end, "was_settled": before["was_settled"], "kv_blocks": before["kv_blocks"]}
         row |= {"ready_s": self.ready_s, "gpu_bytes": self.gpu_bytes, "policy": self._policy, "limit": self.args.limit}
         row["freed_bytes"] = self.freed
+        row["has_logprobs"] = self.args.logprobs
         if cell.workload == "burst":
             row["series"] = recorder.series
         tokens = {str(number): one.tokens for number, one in recorder.served.items()}

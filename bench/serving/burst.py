@@ -60,7 +60,7 @@ class BurstResult:
 
     @property
     def requests_per_step(self) -> float:
-        """The mean number of requests that a step made a token for; 0 without steps.
+        """The mean number of requests that a step made a token for (tokens, with speculation); 0 without steps.
 
         From the server's counters, which no busy machine can miss: a burst may be over before a sample falls into it.
         """
@@ -104,7 +104,7 @@ class BurstResult:
 
     @property
     def tpot_ms(self) -> float:
-        """Mean time per output token after the first, over the requests that have any, by the server's clock.
+        """Mean time per output token after the first, by the server's clock; a request of one token counts as 0.
 
         A client that shares few cores with a server may get all of an answer's events at one moment.
         """

@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bench.matrix.agreement import agreements, tolerances, top1_agreement
+from bench.matrix.agreement import tolerances
 from bench.matrix.cells import Cell, parse_cells
 from bench.matrix.combine import add_ratios, combine, compare_tokens, read_lines, tokens_path
 from bench.matrix.drive import Recorder, Served
@@ -246,42 +246,6 @@ def test_tokens_are_compared_where_both_ran_the_same_batches() -> None:
     wrong = {"company": {"0": "a", "1": "b"}, "tokens": {"0": [1], "1": [9]}}
     assert compare_tokens(ours, [other, wrong]) == {"num_comparable": 2, "tokens_equal": False}
     assert compare_tokens(ours, []) == {"num_comparable": 0, "tokens_equal": None}
-
-
-def _entry(system: str, kv_gib: float, tokens: list[int], choices: dict[str, Any] | None = None) -> dict[str, Any]:
-    cell = ["closed", "flat", kv_gib, 1, None, None]
-    return {"system": system, "cell": cell, "repeat": 0, "tokens": {"0": tokens, "1": [5, 5]}, "choices": choices}
-
-
-def test_agreement_counts_tokens_after_the_same_ones() -> None:
-    """What follows the first that differs doesn't count, nor do requests of one run only."""
-    assert top1_agreement({"0": [1, 2, 3, 4], "1": [7]}, {"0": [1, 2, 9, 4], "1": [7], "2": [8]}) == 3 / 4
-    assert top1_agreement({"0": [1]}, {"1": [1]}) is None
-
-
-def test_a_run_is_held_against_stock_and_against_itself_in_most_room() -> None:
-    """Stock against itself only: that is as far apart as other batches alone make it."""
-    ours, roomy = _entry("ours", 1.0, [1, 2, 3]), _entry("ours", 8.0, [1, 2, 3])
-    stock, stock_roomy = _entry("stock-graphs", 1.0, [1, 9, 3]), _entry("stock-graphs", 8.0, [4, 9, 3])
-    tokens = [ours, roomy, stock, stock_roomy]
-    got = [agreements(one, tokens, "stock-graphs") for one in tokens]
-    assert [one["agrees_with_stock"] for one in got] == [3 / 4, 2 / 3, None, None]
-    assert [one["agrees_with_itself"] for one in got] == [1.0, None, 2 / 3, None]
-
-
-def test_tolerances_are_of_tokens_chosen_alike_and_margins_of_the_others() -> None:
-    """Nothing is told where one of them noted no logprobs."""
-    ours = _entry("ours", 1.0, [1, 2], choices={"0": [(-1.0, 0.5), (-2.0, 0.1)], "1": [(-1.0, 0.5), (-1.0, 0.5)]})
-    stock = _entry(
-        "stock-graphs", 1.0, [1, 9], choices={"0": [(-1.5, 0.4), (-2.0, 0.2)], "1": [(-1.0, 0.5), (-1.1, 0.5)]}
-    )
-    assert tolerances(ours, stock) == {
-        "logprob_apart_median": pytest.approx(0.1),
-        "logprob_apart_max": 0.5,
-        "margin_where_apart_median": 0.2,
-        "margin_where_apart_max": 0.2,
-    }
-    assert tolerances(ours, _entry("stock-graphs", 1.0, [1, 9])) == {}
 
 
 def test_a_line_that_was_broken_off_is_left_out(tmp_path: Path) -> None:

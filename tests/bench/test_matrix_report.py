@@ -147,6 +147,8 @@ def test_agreement_stands_below_the_tables() -> None:
     assert "1.0e-03 apart in the median and 2.0e-02 at most" in text
     assert "its two best were 1.0e-02 apart at most" in text
     assert "chosen alike" not in report([OURS, STOCK])
+    del ours["margin_where_apart_max"]
+    assert "2.0e-02 at most." in report([ours, STOCK])
 
 
 def test_a_later_file_replaces_or_repeats(tmp_path: Path) -> None:

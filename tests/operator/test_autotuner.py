@@ -29,6 +29,7 @@ from tests.fakes.kube_objects import make_spec, offload
 CALM = Signals(0.0, 0.0, 100.0, 0.0, 0.0, {})
 QUEUE = replace(CALM, waiting=5.0, layers_at_limit=3.0)
 SPEC = make_spec(memory=offload(limit=16))
+SHORT = make_spec(memory=offload(limit=16, policy="threshold"))
 AT_16 = Tuned(base=16, limit=16)
 SLO = make_spec(memory=offload(limit=16), slo={"tpotMilliseconds": 50})
 SLOW = {0.05: 80.0, 0.1: 100.0}
@@ -144,19 +145,27 @@ def test_it_lowers_when_copies_are_exposed() -> None:
     """While nobody waits, or the SLO is broken."""
     exposed = replace(CALM, exposed_share=0.25)
     step = Step(14, "lower", "copies are exposed 25% of the time")
-    assert decide(SPEC, AT_16, read(exposed)) == step
+    assert decide(SHORT, AT_16, read(exposed)) == step
     assert decide(SLO, AT_16, read(replace(exposed, waiting=5.0, tpot_buckets=SLOW))) == step
-    assert decide(SPEC, AT_16, read(replace(exposed, waiting=5.0))) is None
-    assert decide(SPEC, AT_16, read(replace(exposed, exposed_share=0.1))) is None
+    assert decide(SHORT, AT_16, read(replace(exposed, waiting=5.0))) is None
+    assert decide(SHORT, AT_16, read(replace(exposed, exposed_share=0.1))) is None
+
+
+def test_goodputs_copies_are_left_to_it_while_the_slo_is_kept() -> None:
+    """It makes those that pay: without them requests would wait, or be preempted, and the limit would flap."""
+    exposed = replace(CALM, exposed_share=0.9, recovery_s=99.0)
+    assert decide(SPEC, AT_16, read(exposed)) is None
+    assert decide(SLO, AT_16, read(replace(exposed, tpot_buckets=FAST))) is None
+    assert decide(SLO, AT_16, read(replace(exposed, tpot_buckets=SLOW))) is not None
 
 
 def test_it_lowers_once_for_each_slow_recovery() -> None:
     """The gauge keeps its value until the next burst."""
     slow = replace(CALM, recovery_s=40.0)
-    step = decide(SPEC, AT_16, read(slow))
+    step = decide(SHORT, AT_16, read(slow))
     assert step == Step(14, "lower", "experts took 40 s to come back after a burst")
-    assert decide(SPEC, replace(AT_16, recovery_seen_s=40.0), read(slow)) is None
-    assert decide(SPEC, AT_16, read(replace(slow, recovery_s=30.0))) is None
+    assert decide(SHORT, replace(AT_16, recovery_seen_s=40.0), read(slow)) is None
+    assert decide(SHORT, AT_16, read(replace(slow, recovery_s=30.0))) is None
 
 
 def test_it_waits_for_the_cooldown() -> None:
@@ -168,7 +177,7 @@ def test_it_waits_for_the_cooldown() -> None:
 
 def test_it_stays_within_its_bounds() -> None:
     """As numbers or as shares, and never above what there is."""
-    narrow = make_spec(memory=offload(limit=16, min=15, max="53%"))
+    narrow = make_spec(memory=offload(limit=16, min=15, max="53%", policy="threshold"))
     raised = decide(narrow, AT_16, read(QUEUE))
     lowered = decide(narrow, AT_16, read(replace(CALM, exposed_share=0.5)))
     assert (raised and raised.limit, lowered and lowered.limit) == (None, 15)

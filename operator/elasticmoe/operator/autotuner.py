@@ -223,8 +223,10 @@ def _raise(spec: ElasticMoESpec, tuned: Tuned, reading: Reading) -> Step | None:
 
 
 def _lower(spec: ElasticMoESpec, tuned: Tuned, reading: Reading) -> Step | None:
+    """Step down where copies do harm; goodput itself makes only those that pay, so only a broken SLO tells of harm."""
     signals, lower = reading.signals, reading.current - _size(reading.num_experts)
-    may_lower = signals.waiting == 0 or not keeps_slo(signals, spec)
+    is_left_alone = spec.memory.expert_offload.policy == "goodput"
+    may_lower = not keeps_slo(signals, spec) or (signals.waiting == 0 and not is_left_alone)
     if may_lower and signals.exposed_share > EXPOSED_SHARE:
         return Step(lower, "lower", f"copies are exposed {signals.exposed_share:.0%} of the time")
     if may_lower and signals.recovery_s > SLOW_RECOVERY_S and signals.recovery_s != tuned.recovery_seen_s:

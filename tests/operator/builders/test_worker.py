@@ -3,6 +3,7 @@
 from typing import Any
 
 from elasticmoe.operator.builders.worker import build_worker_deployment
+from elasticmoe.operator.spec.parse import OWN_FLAGS
 from tests.fakes.kube_objects import IDENTITY, IMAGES, make_spec, offload
 
 
@@ -69,6 +70,12 @@ def test_the_promised_time_per_token_reaches_the_policy() -> None:
     """Where nothing is promised the runtime's default stands."""
     assert value_of(main(slo={"tpotMilliseconds": 50})["args"], "--elastic-tpot-ms") == "50"
     assert "--elastic-tpot-ms" not in main()["args"]
+
+
+def test_a_flag_that_the_operator_sets_is_refused_in_engine_args() -> None:
+    """Each of them, whatever the spec: two of one kind would leave it to chance which counts."""
+    args = main(slo={"tpotMilliseconds": 50}, memory={"arena": "1Gi", "hostPool": {"size": "1Gi"}})["args"]
+    assert {word for word in args if word.startswith("--")} <= OWN_FLAGS.keys()
 
 
 def test_the_model_is_served_under_the_resources_name_or_its_own() -> None:

@@ -28,11 +28,21 @@ def test_a_step_that_changed_something_is_told_with_its_reason() -> None:
     assert line == "experts 2 evicted; 6 of 8 resident; last: short of 4 pages"
 
 
-def test_nothing_is_told_of_steps_that_changed_nothing() -> None:
-    """No decision, or only refusals: no line."""
-    log = DecisionLog()
-    assert log.line([], make_table(), 0.0) is None
-    assert log.line([REFUSED], make_table(), 5.0) is None
+def test_nothing_is_told_of_steps_that_decided_nothing() -> None:
+    """No decision, no line."""
+    assert DecisionLog().line([], make_table(), 0.0) is None
+
+
+def test_refusals_alone_are_told_every_ten_seconds() -> None:
+    """So that whoever waits for evictions learns why there are none."""
+    log, table = DecisionLog(), make_table()
+    refused = "6 of 8 resident; last: short of 9 pages, more than evictions can free"
+    assert log.line([REFUSED], table, 0.0) == f"evictions 1 refused; {refused}"
+    assert log.line([REFUSED, REFUSED], table, 9.0) is None
+    assert log.line([REFUSED], table, 10.0) == f"evictions 3 refused; {refused}"
+    assert log.line([SHORT, REFUSED], table, 11.0) == (
+        "experts 2 evicted, 1 refused; 6 of 8 resident; last: short of 4 pages"
+    )
 
 
 def test_within_a_second_changes_are_summed_up() -> None:

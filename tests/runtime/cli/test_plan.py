@@ -35,6 +35,17 @@ def test_the_table_says_whether_it_helps(arguments: list[str], capsys: pytest.Ca
     assert "plan: simulating 40 requests at once on stock vLLM" in shown.err
 
 
+def test_a_promise_that_nothing_keeps_is_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the flags that ask for it."""
+    assert main([*arguments, *KV_GIB, "--tpot-ms", "0.001"]) == 0
+    shown = capsys.readouterr().out
+    assert "No limit keeps 0.001 ms a token for 99 of 100 requests then" in shown
+    assert main([*arguments, *KV_GIB, "--tpot-ms", "250"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"Start with --elastic-limit \d+ --elastic-tpot-ms 250\.", shown)
+    assert "No limit keeps" not in shown
+
+
 def test_json_holds_the_same(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """One JSON document on stdout."""
     assert main([*arguments, *KV_GIB, "--json"]) == 0
@@ -71,8 +82,10 @@ def test_room_for_kv_follows_from_the_gpu(arguments: list[str], capsys: pytest.C
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--kv-gib", "0"), "--kv-gib: want more than 0, it is 0.0"),
-        (("--answer-tokens", "-1"), "--answer-tokens: want more than 0, it is -1"),
+        (("--kv-gib", "0"), "--kv-gib: want a number above 0, it is 0.0"),
+        (("--answer-tokens", "-1"), "--answer-tokens: want a number above 0, it is -1"),
+        (("--tpot-ms", "nan"), "--tpot-ms: want a number above 0, it is nan"),
+        (("--tpot-ms", "inf"), "--tpot-ms: want a number above 0, it is inf"),
         (("--gpu", "toaster"), "GPU 'toaster': want one of h200"),
         (("--kv-gib", "0.0001"), "one request of 256 tokens needs"),
         (("--max-model-len", "50"), "don't fit 50 at most"),

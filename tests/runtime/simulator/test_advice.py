@@ -71,6 +71,15 @@ def test_a_shortage_at_peak_is_helped() -> None:
     assert "20% of the time" in advice.reason
 
 
+def test_the_policy_is_given_the_tpot_that_is_asked_for() -> None:
+    """One that nothing keeps lets nobody start by an eviction."""
+    peaks = [
+        max(one.peak for one in advise(SHORT, system(), LENGTHS, Slo(tpot_s=tpot_s), lambda *_: None).sweep)
+        for tpot_s in (1e-6, 0.1)
+    ]
+    assert peaks[0] < peaks[1]
+
+
 def test_flat_routing_on_a_slow_bus_does_not_pay() -> None:
     """Where every step needs every expert and copies crawl, the policy leaves stock's figures, and says so."""
     slow = replace(system(), gpu=replace(H200, copy_bytes_s=1e7), routing="flat")

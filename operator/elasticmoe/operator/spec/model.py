@@ -126,13 +126,14 @@ class Memory(Section):
 
 
 class Slo(Section):
-    """What requests are promised; goodput counts the tokens that keep it."""
+    """What requests are promised."""
 
     tpot_milliseconds: int | None = Field(
         None,
         ge=1,
-        description="greatest time per output token: the autotuner keeps it for nine of ten requests, goodput lets "
-        "experts leave for no request whose start would break it (default: 100); a change starts the workers anew",
+        description="greatest time per output token: the autotuner keeps it for nine of ten requests, the policy "
+        "goodput lets experts leave for no request whose start would break it; default: the autotuner keeps none, "
+        "goodput 100; a change starts the workers anew",
     )
     ttft_milliseconds: int | None = Field(
         None, ge=1, description="greatest time to the first token; nothing acts on it yet"

@@ -1,4 +1,4 @@
-"""What the adjuster decided as log lines: one for a step that changed something, at most one a second.
+"""What the adjuster decided as log lines: at most one a second where something changed, else one in ten seconds.
 
 The scheduler logs what `line` returns. What fell between two lines is summed up in the later one.
 """
@@ -9,6 +9,8 @@ from elasticmoe.runtime.pages.changes import Plan
 from elasticmoe.runtime.pages.table import PageTable
 
 INTERVAL_S = 1.0
+REFUSALS_S = 10.0
+"""Between two lines where all that there is to tell is what was refused."""
 
 
 class DecisionLog:
@@ -17,19 +19,23 @@ class DecisionLog:
     def __init__(self) -> None:
         """Start with nothing to tell."""
         self._counts = {"evicted": 0, "loaded": 0, "swapped": 0, "refused": 0}
-        self._reason = ""
+        self._changed = self._refused = ""
+        """The last reason for a change, and for a refusal."""
         self._told_s = float("-inf")
 
     def line(self, decisions: Iterable[Plan], table: PageTable, now_s: float) -> str | None:
-        """Take in a step's decisions; return the line that is due; None if nothing changed or one was just told."""
+        """Take in a step's decisions; return the line that is due; None if there is none, or one was just told."""
         for plan in decisions:
             self._add(plan)
-        changed = self._counts["evicted"] + self._counts["loaded"] + self._counts["swapped"]
-        if not changed or now_s - self._told_s < INTERVAL_S:
+        if not self._changed + self._refused:
+            return None
+        if now_s - self._told_s < (INTERVAL_S if self._changed else REFUSALS_S):
             return None
         counts = ", ".join(f"{num} {what}" for what, num in self._counts.items() if num)
-        line = f"experts {counts}; {table.num_resident} of {table.state.size} resident; last: {self._reason}"
+        told = f"experts {counts}" if self._changed else f"evictions {counts}"
+        line = f"{told}; {table.num_resident} of {table.state.size} resident; last: {self._changed or self._refused}"
         self._counts = dict.fromkeys(self._counts, 0)
+        self._changed = self._refused = ""
         self._told_s = now_s
         return line
 
@@ -39,4 +45,6 @@ class DecisionLog:
         self._counts["swapped"] += len(plan.swap)
         self._counts["refused"] += not plan
         if plan:
-            self._reason = plan.reason
+            self._changed = plan.reason
+        else:
+            self._refused = plan.reason

@@ -7,6 +7,7 @@ Simulates; needs no GPU, no torch and no vLLM.
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -110,5 +111,5 @@ def to_json(usage: Usage, system: System, advice: Advice) -> dict[str, Any]:
 def _check(args: argparse.Namespace) -> None:
     names = ("prompt_tokens", "answer_tokens", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "tpot_ms")
     for name in (*names, *(("kv_gib",) if args.kv_gib is not None else ())):
-        if getattr(args, name) <= 0:
-            raise ConfigError(f"--{name.replace('_', '-')}: want more than 0, it is {getattr(args, name)}")
+        if not 0 < getattr(args, name) < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')}: want a number above 0, it is {getattr(args, name)}")

@@ -5,7 +5,6 @@ from run to run into the environment.
 """
 
 import argparse
-import copy
 import json
 import os
 import re
@@ -88,13 +87,14 @@ def vllm_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _with_flags(config: dict[str, Any], own: argparse.Namespace) -> dict[str, Any]:
-    """Return a copy of our configuration in which the values of flags stand in for what it holds."""
-    merged = copy.deepcopy(config)
+    """Return our configuration with the values of flags in the place of what it holds."""
+    merged = dict(config)
     for flag, (*path, key) in CONFIG_FLAGS.items():
         if getattr(own, flag) is not None:
             section = merged
             for name in path:
-                section = section.setdefault(name, {})
+                section[name] = dict(section.get(name, {}))
+                section = section[name]
             section[key] = getattr(own, flag)
     return merged
 

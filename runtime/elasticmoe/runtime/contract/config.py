@@ -70,8 +70,8 @@ class AdjusterConfig(_Strict):
 class Slo(_Strict):
     """What a user is promised."""
 
-    tpot_ms: float = Field(100.0, gt=0)
-    ttft_ms: float = Field(5000.0, gt=0)
+    tpot_ms: float = Field(100.0, gt=0, allow_inf_nan=False)
+    ttft_ms: float = Field(5000.0, gt=0, allow_inf_nan=False)
 
 
 class RuntimeConfig(_Strict):

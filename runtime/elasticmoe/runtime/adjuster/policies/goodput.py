@@ -1,4 +1,4 @@
-"""Goodput: experts leave only where that is predicted to bring more tokens/s within the TPOT that was promised.
+"""Goodput: experts leave only where that is predicted to bring more tokens/s, and who starts by it keeps the TPOT.
 
 Every prediction comes from what this engine measured (step_model.py). Until it has measured, and wherever evicting
 can't pay, a shortage of blocks is left to vLLM, which then does what it does without us.

@@ -50,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--seconds", type=float, default=20.0, help="of the open loop, and of the calm after a burst")
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--logprobs", action="store_true", help="note each token's logprob, to compare them; costs time")
-    turns = "a file that runs of other systems on this GPU are given too: their cells take turns"
+    turns = "a file that runs of other systems on this GPU are given too: they start together, cells take turns"
     one.add_argument("--turns", type=Path, help=turns)
     one.add_argument("--deadline-s", type=float, default=float("inf"), help="start no cell after so long")
     many = commands.add_parser("combine", help="one result out of the runs")

@@ -151,13 +151,16 @@ class Bench:
 
 
 @contextmanager
-def turn(path: Path | None) -> Iterator[None]:
-    """Wait until no other process that shares the file is inside; at once without a file."""
+def turn(path: Path | None, *, with_others: bool = False) -> Iterator[None]:
+    """Wait until no other process that shares the file is inside, but those that may be with others if this one may.
+
+    At once without a file.
+    """
     if path is None:
         yield
         return
     with path.open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_SH if with_others else fcntl.LOCK_EX)
         yield
     time.sleep(TURN_S)
 
@@ -168,7 +171,9 @@ def run(args: Namespace) -> None:
     for cell in cells:  # so that one without requests is refused before the engine starts
         plan_arrivals(cell, _sizes(args))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    Bench(args).run(cells)
+    with turn(args.turns, with_others=True):
+        bench = Bench(args)
+    bench.run(cells)
 
 
 def _sizes(args: Namespace) -> Sizes:

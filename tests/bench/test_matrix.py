@@ -70,8 +70,9 @@ def _drawn(*, is_skewed: bool) -> torch.Tensor:
     return counts.sort(descending=True).values / counts.sum(1, keepdim=True)
 
 
-def test_cells_of_systems_that_share_a_file_take_turns(tmp_path: Path) -> None:
-    """The other one's cell begins once this one's has ended; without a file nobody waits."""
+@pytest.mark.parametrize("with_others", [False, True])
+def test_cells_of_systems_that_share_a_file_take_turns(tmp_path: Path, with_others: bool) -> None:  # noqa: FBT001
+    """The other one's cell begins once this one's has ended, or all have started; without a file nobody waits."""
     order: list[str] = []
 
     def other() -> None:
@@ -79,10 +80,10 @@ def test_cells_of_systems_that_share_a_file_take_turns(tmp_path: Path) -> None:
             order.append("other in")
 
     thread = threading.Thread(target=other)
-    with turn(tmp_path / "turns"):
+    with turn(tmp_path / "turns", with_others=with_others):
         thread.start()
         time.sleep(0.1)
-        with turn(None):
+        with turn(None if not with_others else tmp_path / "turns", with_others=True):
             order.append("nobody waits")
         order.append("out")
     thread.join()

@@ -1,4 +1,4 @@
-"""The autotuner: signals from two readings, and one decision after another."""
+"""The autotuner's decisions, one after another, and what it remembers of them."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,15 +15,10 @@ from elasticmoe.operator.autotuner import (
     added,
     decide,
     dump_tuned,
-    goodput,
-    keeps_slo,
     load_tuned,
-    measure,
-    share_within,
     start,
     take,
 )
-from elasticmoe.operator.observed import PodSample
 from tests.fakes.kube_objects import make_spec, offload
 
 CALM = Signals(0.0, 0.0, 100.0, 0.0, 0.0, {})
@@ -39,54 +34,6 @@ FAST = {0.05: 95.0, 0.1: 100.0}
 def read(signals: Signals = CALM, now_s: float = 1000.0, current: int = 16) -> Reading:
     """Return a reading of a model with 32 experts a layer, where a step is 2."""
     return Reading(signals, now_s, current, 32)
-
-
-# Signals
-
-
-def test_rates_are_between_two_readings_of_all_workers() -> None:
-    """Tokens add up; of exposure and recovery the worst counts."""
-    before = {
-        "a": PodSample(10.0, generated_tokens=100.0, exposed_s=1.0, tpot_buckets={0.1: 1.0}),
-        "b": PodSample(10.0, generated_tokens=0.0),
-    }
-    after = {
-        "a": PodSample(20.0, 2.0, 200.0, 3.0, 7.0, 1.0, tpot_buckets={0.1: 4.0}),
-        "b": PodSample(20.0, 1.0, 50.0, 0.0, 9.0, 4.0, tpot_buckets={0.1: 2.0}),
-    }
-    assert measure(before, after) == Signals(3.0, 4.0, 15.0, 0.2, 9.0, {0.1: 5.0})
-
-
-@pytest.mark.parametrize(
-    "before",
-    [{}, {"b": PodSample(0.0)}, {"a": PodSample(5.0)}, {"a": PodSample(0.0, generated_tokens=9.0)}],
-    ids=["none", "another", "no time passed", "started anew"],
-)
-def test_readings_of_other_workers_say_nothing(before: dict[str, PodSample]) -> None:
-    """A rate over a restart would be a lie."""
-    assert measure(before, {"a": PodSample(5.0, generated_tokens=1.0)}) is None
-    assert measure({}, {}) is None
-
-
-def test_a_share_is_read_at_the_next_buckets_edge() -> None:
-    """Past the last edge everything counts; an empty histogram has kept every promise."""
-    assert share_within({0.05: 80.0, 0.1: 100.0}, 0.04) == 0.8
-    assert share_within({0.05: 80.0, 0.1: 100.0}, 9.0) == 1.0
-    assert share_within({}, 0.04) == 1.0
-
-
-def test_goodput_counts_what_keeps_the_slo() -> None:
-    """Without an SLO all tokens do."""
-    slow = replace(CALM, tpot_buckets=SLOW)
-    assert goodput(slow, SPEC) == 100.0
-    assert goodput(slow, SLO) == 80.0
-
-
-def test_nine_of_ten_keep_the_slo() -> None:
-    """Or there is none."""
-    assert keeps_slo(replace(CALM, tpot_buckets=SLOW), SPEC)
-    assert not keeps_slo(replace(CALM, tpot_buckets=SLOW), SLO)
-    assert keeps_slo(replace(CALM, tpot_buckets=FAST), SLO)
 
 
 # Where it starts
@@ -166,6 +113,21 @@ def test_it_lowers_once_for_each_slow_recovery() -> None:
     assert step == Step(14, "lower", "experts took 40 s to come back after a burst")
     assert decide(SHORT, replace(AT_16, recovery_seen_s=40.0), read(slow)) is None
     assert decide(SHORT, AT_16, read(replace(slow, recovery_s=30.0))) is None
+
+
+def test_it_comes_down_once_to_a_limit_under_which_requests_wait() -> None:
+    """Else it would move up and down under a steady load; a broken SLO weighs more."""
+    exposed = replace(CALM, exposed_share=0.25)
+    down = take(SHORT, AT_16, decide(SHORT, AT_16, read(exposed)), read(exposed), "t0")
+    down = take(SHORT, down, None, read(exposed, 2000.0, 14), "t1")
+    up = take(SHORT, down, decide(SHORT, down, read(QUEUE, 3000.0, 14)), read(QUEUE, 3000.0, 14), "t2")
+    up = take(SHORT, up, None, read(exposed, 4000.0), "t3")
+    assert [tuned.limit for tuned in (down, up)] == [14, 16]
+    assert decide(SHORT, up, read(exposed, 5000.0)) == Step(15, "lower", "copies are exposed 25% of the time")
+    assert decide(SHORT, up, read(exposed, 5000.0, 15)) is None
+    broken = decide(SLO, up, read(replace(exposed, tpot_buckets=SLOW), 5000.0, 15))
+    assert broken is not None
+    assert broken.limit == 13
 
 
 def test_it_waits_for_the_cooldown() -> None:
@@ -292,7 +254,7 @@ def test_the_history_keeps_the_last_changes() -> None:
     assert (last.time, last.before, last.after, last.reason) == ("t11", 10, 11, "why")
 
 
-@pytest.mark.parametrize("tuned", [AT_16, Tuned(None, None), replace(raised_to_18(), no_gain_at=4)])
+@pytest.mark.parametrize("tuned", [AT_16, Tuned(None, None), replace(raised_to_18(), no_gain_at=4, too_low=2)])
 def test_the_status_holds_all_of_it(tuned: Tuned) -> None:
     """So that a new operator goes on where the former stopped."""
     assert load_tuned({"autotuner": dump_tuned(tuned)}) == tuned

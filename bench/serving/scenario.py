@@ -31,7 +31,7 @@ class Load:
     `output_weight` times less than prompts: at one factor for both, the answers would be over at once.
     """
 
-    num_requests: int = 144
+    num_requests: int = 288
     num_held: int = 6
     output_weight: float = 4.0
     max_offloaded: float = 0.75

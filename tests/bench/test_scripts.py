@@ -44,7 +44,7 @@ def test_the_demo_tells_its_story(
     assert run_demo(monkeypatch, model) == 0
     story = capsys.readouterr().out
     assert "assistant: <0><1><2>" in story
-    assert "kept    the tokens are those of stock vLLM: 144 of 144 requests equal" in story
+    assert "kept    the tokens are those of stock vLLM: 288 of 288 requests equal" in story
     assert "10.0 against 1.0 on average: 10.0x" in story
     assert "BROKEN" not in story
 

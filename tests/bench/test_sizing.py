@@ -88,7 +88,7 @@ def test_a_burst_that_offloading_cannot_hold_has_no_arena() -> None:
     assert size_arena(SHAPE, flags, [Lengths(400, 100)] * 64, num_held=4) is None
 
 
-@pytest.mark.parametrize("num_requests", [48, 144])
+@pytest.mark.parametrize("num_requests", [48, 288])
 def test_a_scenario_is_too_much_for_stock_and_fits_ours(tmp_path: Path, num_requests: int) -> None:
     """Stock holds at most a quarter of what may run at once; the limit stays in its bounds."""
     load = Load(num_requests=num_requests)

@@ -69,7 +69,7 @@ def add_tokens(rows: list[dict[str, Any]], tokens: list[dict[str, Any]]) -> list
     """Return the rows, ours with `tokens_equal` and `num_comparable`, ours and stock's with their agreements."""
     by_key = {(entry["system"], *entry["cell"], entry["repeat"]): entry for entry in tokens}
     replays: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for entry in tokens:
+    for entry in by_key.values():
         if entry["system"] == REPLAY:
             replays[tuple(entry["cell"])].append(entry)
     added = []

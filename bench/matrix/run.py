@@ -50,10 +50,10 @@ class Bench:
     def run(self, cells: tuple[Cell, ...]) -> None:
         """Run the cells in order; none is started after the deadline."""
         for cell in cells:
-            if time.perf_counter() - self.began_s > self.args.deadline_s:
-                say(f"past the deadline of {self.args.deadline_s} s: {cell} and what follows are left out")
-                return
             with turn(self.args.turns):
+                if time.perf_counter() - self.began_s > self.args.deadline_s:
+                    say(f"past the deadline of {self.args.deadline_s} s: {cell} and what follows are left out")
+                    return
                 row, kept = self.run_cell(cell)
             _append(self.args.out, row)
             _append(tokens_path(self.args.out), kept)
@@ -161,7 +161,10 @@ def turn(path: Path | None, *, with_others: bool = False) -> Iterator[None]:
         return
     with path.open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_SH if with_others else fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile holds the open file
     time.sleep(TURN_S)
 
 

@@ -115,21 +115,6 @@ def test_it_lowers_once_for_each_slow_recovery() -> None:
     assert decide(SHORT, AT_16, read(replace(slow, recovery_s=30.0))) is None
 
 
-def test_it_comes_down_once_to_a_limit_under_which_requests_wait() -> None:
-    """Else it would move up and down under a steady load; a broken SLO weighs more."""
-    exposed = replace(CALM, exposed_share=0.25)
-    down = take(SHORT, AT_16, decide(SHORT, AT_16, read(exposed)), read(exposed), "t0")
-    down = take(SHORT, down, None, read(exposed, 2000.0, 14), "t1")
-    up = take(SHORT, down, decide(SHORT, down, read(QUEUE, 3000.0, 14)), read(QUEUE, 3000.0, 14), "t2")
-    up = take(SHORT, up, None, read(exposed, 4000.0), "t3")
-    assert [tuned.limit for tuned in (down, up)] == [14, 16]
-    assert decide(SHORT, up, read(exposed, 5000.0)) == Step(15, "lower", "copies are exposed 25% of the time")
-    assert decide(SHORT, up, read(exposed, 5000.0, 15)) is None
-    broken = decide(SLO, up, read(replace(exposed, tpot_buckets=SLOW), 5000.0, 15))
-    assert broken is not None
-    assert broken.limit == 13
-
-
 def test_it_waits_for_the_cooldown() -> None:
     """A minute if not said otherwise."""
     tuned = replace(AT_16, changed_at_s=950.0)
@@ -254,7 +239,7 @@ def test_the_history_keeps_the_last_changes() -> None:
     assert (last.time, last.before, last.after, last.reason) == ("t11", 10, 11, "why")
 
 
-@pytest.mark.parametrize("tuned", [AT_16, Tuned(None, None), replace(raised_to_18(), no_gain_at=4, too_low=2)])
+@pytest.mark.parametrize("tuned", [AT_16, Tuned(None, None), replace(raised_to_18(), no_gain_at=4)])
 def test_the_status_holds_all_of_it(tuned: Tuned) -> None:
     """So that a new operator goes on where the former stopped."""
     assert load_tuned({"autotuner": dump_tuned(tuned)}) == tuned

@@ -60,8 +60,6 @@ class Tuned:
     goodput_before: float = 0.0
     no_gain_at: int | None = None
     """The limit from which a raise brought nothing, while the queue it was made for lasts."""
-    too_low: int | None = None
-    """The last limit that it came down to and under which requests then waited; with the SLO kept it stays above."""
     recovery_seen_s: float = 0.0
     history: tuple[Entry, ...] = field(default=())
 
@@ -227,12 +225,8 @@ def _raise(spec: ElasticMoESpec, tuned: Tuned, reading: Reading) -> Step | None:
 def _lower(spec: ElasticMoESpec, tuned: Tuned, reading: Reading) -> Step | None:
     """Step down where copies do harm; goodput itself makes only those that pay, so only a broken SLO tells of harm."""
     signals, lower = reading.signals, reading.current - _size(reading.num_experts)
-    if keeps_slo(signals, spec):
-        if tuned.too_low is not None:
-            lower = min(reading.current, max(lower, tuned.too_low + 1))
-        may_lower = signals.waiting == 0 and spec.memory.expert_offload.policy != "goodput"
-    else:
-        may_lower = True
+    is_left_alone = spec.memory.expert_offload.policy == "goodput"
+    may_lower = not keeps_slo(signals, spec) or (signals.waiting == 0 and not is_left_alone)
     if may_lower and signals.exposed_share > EXPOSED_SHARE:
         return Step(lower, "lower", f"copies are exposed {signals.exposed_share:.0%} of the time")
     if may_lower and signals.recovery_s > SLOW_RECOVERY_S and signals.recovery_s != tuned.recovery_seen_s:
@@ -249,8 +243,7 @@ def take(spec: ElasticMoESpec, tuned: Tuned, step: Step | None, reading: Reading
         tuned = replace(tuned, no_gain_at=None)
     if step is None:
         cooldown_s = parse_duration(spec.memory.expert_offload.autotune.cooldown)
-        is_judged = tuned.direction == "raise" and not _is_cooling(tuned, cooldown_s, reading.now_s)
-        return replace(tuned, direction=None) if is_judged else tuned
+        return tuned if _is_cooling(tuned, cooldown_s, reading.now_s) else replace(tuned, direction=None)
     entry = Entry(now, reading.current, step.limit, step.reason)
     return replace(
         tuned,
@@ -259,7 +252,6 @@ def take(spec: ElasticMoESpec, tuned: Tuned, step: Step | None, reading: Reading
         direction=step.direction,
         goodput_before=goodput(reading.signals, spec),
         no_gain_at=step.limit if step.direction == "undo" else tuned.no_gain_at,
-        too_low=reading.current if (tuned.direction, step.direction) == ("lower", "raise") else tuned.too_low,
         recovery_seen_s=reading.signals.recovery_s,
         history=_remember(tuned, entry),
     )
@@ -274,7 +266,6 @@ def dump_tuned(tuned: Tuned) -> dict[str, Any]:
         "direction": tuned.direction,
         "goodputBefore": round(tuned.goodput_before, 3),
         "noGainAt": tuned.no_gain_at,
-        "tooLow": tuned.too_low,
         "recoverySeenSeconds": round(tuned.recovery_seen_s, 3),
         "history": [{"time": e.time, "from": e.before, "to": e.after, "reason": e.reason} for e in tuned.history],
     }
@@ -293,7 +284,6 @@ def load_tuned(status: Mapping[str, Any]) -> Tuned | None:
         direction=kept.get("direction"),
         goodput_before=kept.get("goodputBefore", 0.0),
         no_gain_at=kept.get("noGainAt"),
-        too_low=kept.get("tooLow"),
         recovery_seen_s=kept.get("recoverySeenSeconds", 0.0),
         history=tuple(Entry(e["time"], e["from"], e["to"], e["reason"]) for e in kept.get("history", ())),
     )

@@ -39,8 +39,10 @@ def test_refusals_alone_are_told_every_ten_seconds() -> None:
     refused = "6 of 8 resident; last: short of 9 pages, more than evictions can free"
     assert log.line([REFUSED], table, 0.0) == f"evictions 1 refused; {refused}"
     assert log.line([REFUSED, REFUSED], table, 9.0) is None
+    assert log.line([], table, 9.9) is None
     assert log.line([REFUSED], table, 10.0) == f"evictions 3 refused; {refused}"
-    assert log.line([SHORT, REFUSED], table, 11.0) == (
+    assert log.line([], table, 99.0) is None, "an old refusal is no news"
+    assert log.line([SHORT, REFUSED], table, 111.0) == (
         "experts 2 evicted, 1 refused; 6 of 8 resident; last: short of 4 pages"
     )
 

@@ -39,11 +39,11 @@ def test_a_promise_that_nothing_keeps_is_told(arguments: list[str], capsys: pyte
     """Beside the flags that ask for it."""
     assert main([*arguments, *KV_GIB, "--tpot-ms", "0.001"]) == 0
     shown = capsys.readouterr().out
-    assert "No limit keeps 0.001 ms a token for 99 of 100 requests then" in shown
+    assert "None of these limits keeps 0.001 ms a token for 99 of 100 requests; the one marked comes nearest." in shown
     assert main([*arguments, *KV_GIB, "--tpot-ms", "250"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"Start with --elastic-limit \d+ --elastic-tpot-ms 250\.", shown)
-    assert "No limit keeps" not in shown
+    assert "None of these limits" not in shown
 
 
 def test_json_holds_the_same(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 The scheduler logs what `line` returns. What fell between two lines is summed up in the later one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from elasticmoe.runtime.pages.changes import Plan
 from elasticmoe.runtime.pages.table import PageTable
@@ -23,12 +23,12 @@ class DecisionLog:
         """The last reason for a change, and for a refusal."""
         self._told_s = float("-inf")
 
-    def line(self, decisions: Iterable[Plan], table: PageTable, now_s: float) -> str | None:
+    def line(self, decisions: Sequence[Plan], table: PageTable, now_s: float) -> str | None:
         """Take in a step's decisions; return the line that is due; None if there is none, or one was just told."""
         for plan in decisions:
             self._add(plan)
-        if not self._changed + self._refused:
-            return None
+        if not self._changed and (not decisions or decisions[-1]):
+            return None  # nothing to tell, or nothing that is refused now
         if now_s - self._told_s < (INTERVAL_S if self._changed else REFUSALS_S):
             return None
         counts = ", ".join(f"{num} {what}" for what, num in self._counts.items() if num)

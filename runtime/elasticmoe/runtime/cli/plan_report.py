@@ -21,10 +21,9 @@ def table(usage: Usage, system: System, advice: Advice, tpot_ms: float) -> str:
     ]
     if advice.limit is not None:
         lines.append(f"Start with --elastic-limit {advice.limit} --elastic-tpot-ms {tpot_ms:g}.")
-    if advice.pool is not None and advice.pool.tpot_s > tpot_ms / 1000:
-        lines.append(
-            f"No limit keeps {tpot_ms:g} ms a token for 99 of 100 requests then; the one marked comes nearest."
-        )
+    if advice.pool is not None and advice.stock is not None and advice.pool.tpot_s > tpot_ms / 1000:
+        nearest = "stock vLLM does" if advice.stock.tpot_s <= tpot_ms / 1000 else "the one marked comes nearest"
+        lines.append(f"None of these limits keeps {tpot_ms:g} ms a token for 99 of 100 requests; {nearest}.")
     if advice.stock is not None:
         best = () if advice.pool is None else (advice.pool,)
         lines += [

@@ -104,11 +104,19 @@ def test_nobody_starts_who_breaks_the_tpot_promised() -> None:
     assert not plan(busy(), RuntimeConfig(slo=Slo(tpot_ms=10)))
 
 
-def test_who_runs_gets_its_pages_though_the_tpot_is_broken() -> None:
-    """If it were preempted its own would surely be."""
-    broken = RuntimeConfig(slo=Slo(tpot_ms=1))
-    assert plan(busy(lost_tokens=300), broken).evict
-    assert not plan(replace(lent(FLAT, 19, BUS), lost_tokens=300), broken), "nobody away would bring more"
+def test_who_runs_gets_its_pages_where_no_depth_keeps_the_tpot() -> None:
+    """It would be preempted for nothing; where some depth keeps it, the promise holds for it too."""
+    assert plan(busy(lost_tokens=300), RuntimeConfig(slo=Slo(tpot_ms=1))).evict
+    assert not plan(busy(lost_tokens=300, depth=8), RuntimeConfig(slo=Slo(tpot_ms=11.5)))
+
+
+def test_who_runs_takes_no_experts_far_beyond_the_best_depth() -> None:
+    """Else a lasting overload would evict until nothing of the gain is left."""
+    reached = [
+        len([d for d in range(20) if plan(replace(lent(FLAT, d, BUS), lost_tokens=300), config).evict])
+        for config in (DEFAULTS, RuntimeConfig(adjuster=AdjusterConfig(goodput=Goodput(slack=0.9))))
+    ]
+    assert 0 < reached[0] < reached[1]
 
 
 def test_no_eviction_goes_past_the_depth_that_the_slo_allows() -> None:

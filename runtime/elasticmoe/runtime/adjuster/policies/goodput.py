@@ -17,6 +17,8 @@ from elasticmoe.runtime.units import MATRICES, ceil_div
 
 FURTHER = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
 """Depths that are tried: shares of the way from what a shortage asks for to the limit, and from 0 to where we are."""
+RUNNING = 3
+"""How much more slack a running request has: without any bound a lasting overload evicts until no gain is left."""
 IDLE_SLICE_S = 0.01
 """Seconds of copies that an idle engine starts at once: what the next request may have to wait for."""
 UNLUCKY = 2.33
@@ -58,9 +60,9 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
 
     Some depth must bring more tokens/s than nobody away. A request that waits gets pages up to the best one, or near
     it, that keeps the TPOT promised, for an unlucky request too, and no deeper than what is best while no prompt is
-    computed: its answer takes far more steps than its prompt, which would hide many copies. One that runs gets them
-    wherever nobody away would bring less, whatever the TPOT: if it were preempted, its own would surely be broken, and
-    its prompt computed again.
+    computed: its answer takes far more steps than its prompt, which would hide many copies. One that runs needs no
+    margin, may go further beyond the best depth, and where none keeps the TPOT the tokens/s alone decide: if it were
+    preempted, its tokens would be computed again.
     """
     ours, now = config.adjuster.goodput, snap.depth
     after = now + ceil_div(snap.short_pages, MATRICES) / snap.num_layers
@@ -69,10 +71,13 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     expected = forecast(snap, depth)
     is_running = snap.lost_tokens > 0
     tpot_s = expected.step_s if is_running else _unlucky_s(expected, snap.fit.prompts_per_token)
-    rates = expected.tokens_per_s if is_running else _rates(expected, tpot_s, config)
+    rates = _rates(expected, tpot_s, config)
+    if is_running and not rates.any():
+        rates = expected.tokens_per_s
     best = int(np.argmax(rates))
     least = expected.tokens_per_s[0] * (1.0 if is_running else 1 + ours.margin)
-    is_near = after <= depth[best] or (rates[1] >= least and (is_running or rates[1] >= (1 - ours.slack) * rates[best]))
+    slack = ours.slack * (RUNNING if is_running else 1)
+    is_near = after <= depth[best] or rates[1] >= max(least, (1 - slack) * rates[best])
     is_best = is_running or after <= depth[int(np.argmax(expected.decoded_per_s))]
     pays = rates[1] > 0 and rates[best] >= least and is_near and is_best
     reason = (

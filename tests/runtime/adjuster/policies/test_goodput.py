@@ -133,7 +133,7 @@ def test_a_request_beside_which_many_others_start_keeps_its_tpot() -> None:
     assert not plan(snap, strict)
     assert plan(snap, loose).evict
     preempted = plan(replace(snap, lost_tokens=300), strict)
-    assert preempted.evict, "one that runs would break its own TPOT if it were preempted"
+    assert preempted.evict, "one that runs has the mean step's TPOT"
     assert "29.1 of 38 ms" in preempted.reason
 
 
@@ -154,8 +154,8 @@ def test_prompts_that_hide_copies_let_nobody_start_deeper() -> None:
     assert refused.reason.endswith("fewer while no prompt is computed")
 
 
-def test_a_running_request_gets_pages_wherever_nobody_away_would_bring_less() -> None:
-    """Deeper than is best, and than a waiting one would get them, but not on without end."""
+def test_a_running_request_gets_pages_deeper_than_a_waiting_one() -> None:
+    """And deeper than is best, but not on without end."""
 
     def reached(lost_tokens: int) -> int:
         return len([d for d in range(20) if plan(replace(lent(FLAT, d, BUS), lost_tokens=lost_tokens), DEFAULTS)])

@@ -8,6 +8,9 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bench.matrix.cells import ANY_BUS, CELL
+
+ANY_ROOM = {"kv_gib": None}
 Tokens = Mapping[str, list[int]]
 """Generated tokens by the request's number."""
 Choices = Mapping[str, list[tuple[float, float]]]
@@ -57,15 +60,16 @@ def tolerances(one: Entry, other: Entry) -> dict[str, float]:
 def agreements(entry: Entry, tokens: Iterable[Entry], rival: str) -> dict[str, float | None]:
     """Return the agreement of an entry of a run's tokens with the rival's in its cell, and with its own in most room.
 
-    `tokens` are the entries of the rows that count. Of several repeats the first is compared with; the rival fetches
-    nothing, so its tokens stand beside every bus. None where there is no other one.
+    `tokens` are the entries of the rows that count. Of several repeats the first is compared with. None where there is
+    no other one.
     """
     tokens = list(tokens)
-    cell, system = entry["cell"], entry["system"]
-    beside = next((one for one in tokens if one["system"] == rival != system and one["cell"] == _own_bus(cell)), None)
-    own = [one for one in tokens if one["system"] == system and _but_room(one["cell"]) == _but_room(cell)]
-    most = max(own, key=_room)
-    itself = most if _room(most) > _room(entry) else None
+    system, room = entry["system"], _cell(entry)["kv_gib"]
+    rivals = [one for one in tokens if one["system"] == rival != system]
+    beside = next((one for one in rivals if _cell(one) == _cell(entry) | ANY_BUS), None)
+    own = [one for one in tokens if one["system"] == system and _cell(one) | ANY_ROOM == _cell(entry) | ANY_ROOM]
+    most = max(own, key=lambda one: float(_cell(one)["kv_gib"]))
+    itself = most if _cell(most)["kv_gib"] > room else None
     told: dict[str, float | None] = {
         "agrees_with_stock": top1_agreement(entry["tokens"], beside["tokens"]) if beside else None,
         "agrees_with_itself": top1_agreement(entry["tokens"], itself["tokens"]) if itself else None,
@@ -79,13 +83,5 @@ def _until(one: list[int], other: list[int]) -> tuple[int, int]:
     return next((place for place in range(num) if one[place] != other[place]), num), num
 
 
-def _room(entry: Entry) -> float:
-    return float(entry["cell"][2])
-
-
-def _own_bus(cell: list[Any]) -> list[Any]:
-    return [*cell[:4], None, *cell[5:]]
-
-
-def _but_room(cell: list[Any]) -> list[Any]:
-    return [*cell[:2], *cell[3:]]
+def _cell(entry: Entry) -> dict[str, Any]:
+    return dict(zip(CELL, entry["cell"], strict=True))

@@ -7,7 +7,11 @@ from bench.serving.errors import BadScenario
 
 WORKLOADS = ("closed", "light", "open", "burst")
 ROUTINGS = ("skewed", "flat")
-_CELL = re.compile(r"(?P<workload>\w+):(?P<routing>\w+):(?P<kv>[0-9.]+)(@(?P<rate>[0-9.]+))?(x(?P<repeats>[0-9]+))?")
+CELL = ("workload", "routing", "kv_gib", "gpus", "bus_gb_s", "rate")
+"""What tells the cells of rows and of kept tokens apart, in their order."""
+ANY_BUS = {"bus_gb_s": None}
+"""Stock fetches nothing, so what it gave without a throttled bus stands beside every bus."""
+_SPEC = re.compile(r"(?P<workload>\w+):(?P<routing>\w+):(?P<kv>[0-9.]+)(@(?P<rate>[0-9.]+))?(x(?P<repeats>[0-9]+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ def parse_cells(spec: str) -> tuple[Cell, ...]:
     """
     cells: list[Cell] = []
     for part in filter(None, (part.strip() for part in spec.split(","))):
-        match = _CELL.fullmatch(part)
+        match = _SPEC.fullmatch(part)
         if match is None or match["workload"] not in WORKLOADS or match["routing"] not in ROUTINGS:
             raise BadScenario(
                 f"wanted workload:routing:kv_gib[@rate][xREPEATS] with {WORKLOADS} and {ROUTINGS}, it is {part!r}"

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.matrix.agreement import agreements
+from bench.matrix.cells import ANY_BUS, CELL
 from bench.serving.meta import collect_meta
 
-CELL = ("workload", "routing", "kv_gib", "gpus", "bus_gb_s", "rate")
-ANY_BUS = {"bus_gb_s": None}
 RIVAL, OURS, REPLAY = "stock-graphs", "ours", "replay"
 
 
@@ -40,10 +39,7 @@ def cell_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def add_ratios(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows, each with its tokens/s over the median of stock with graphs in the same cell, None without.
-
-    Stock fetches nothing, so what it gave without a throttled bus stands beside every bus.
-    """
+    """Return the rows, each with its tokens/s over the median of stock with graphs in the same cell, None without."""
     rows = list(rows)
     rivals: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for row in rows:

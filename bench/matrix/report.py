@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.matrix.combine import ANY_BUS, CELL, OURS, REPLAY, RIVAL, cell_of
+from bench.matrix.cells import ANY_BUS, CELL
+from bench.matrix.combine import OURS, REPLAY, RIVAL, cell_of
 from bench.matrix.page import table
 from elasticmoe.runtime.simulator.svg import Points, chart, stack
 

@@ -16,12 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.serving.errors import RequestFailed
 
-PREFIXES = (
-    "elasticmoe_",
-    *("vllm:num_requests_running", "vllm:num_requests_waiting{", "vllm:num_preemptions_total"),
-    *("vllm:generation_tokens_total", "vllm:iteration_tokens_total_count"),
-    *("vllm:request_time_per_output_token_seconds_sum", "vllm:request_time_per_output_token_seconds_count"),
-)
 CONSTANT_LABELS = frozenset({"engine", "model_name", "pid"})
 ARENA = "elasticmoe_arena_bytes"
 RESIDENT = "elasticmoe_resident_experts"
@@ -31,6 +25,7 @@ PREEMPTIONS = "vllm:num_preemptions_total"
 TOKENS = "vllm:generation_tokens_total"
 STEPS = "vllm:iteration_tokens_total_count"
 TPOT_SUM, TPOT_COUNT = (f"vllm:request_time_per_output_token_seconds_{part}" for part in ("sum", "count"))
+PREFIXES = ("elasticmoe_", RUNNING, PREEMPTIONS, TOKENS, STEPS, TPOT_SUM, TPOT_COUNT)
 
 
 def series(name: str, **labels: str) -> str:

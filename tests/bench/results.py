@@ -1,19 +1,9 @@
 """Burst results and snapshots with chosen numbers, for the tests of a burst's and a report's arithmetic."""
 
+from bench.serving import metrics
 from bench.serving.burst import BurstResult
 from bench.serving.client import Completion
-from bench.serving.metrics import (
-    CHANGES,
-    PREEMPTIONS,
-    RESIDENT,
-    RUNNING,
-    STEPS,
-    TOKENS,
-    TPOT_COUNT,
-    TPOT_SUM,
-    Snapshot,
-    series,
-)
+from bench.serving.metrics import Snapshot, series
 
 
 def make_snapshot(  # noqa: PLR0913 -- what tests vary
@@ -29,15 +19,15 @@ def make_snapshot(  # noqa: PLR0913 -- what tests vary
 ) -> Snapshot:
     """A snapshot of an elastic server."""
     values = {
-        RUNNING: running,
-        RESIDENT: resident,
-        PREEMPTIONS: preempted,
-        TOKENS: tokens,
-        STEPS: steps,
-        TPOT_SUM: sum(tpots_s),
-        TPOT_COUNT: len(tpots_s),
-        series(CHANGES, kind="evict"): evicted,
-        series(CHANGES, kind="load"): loaded,
+        metrics.RUNNING: running,
+        metrics.RESIDENT: resident,
+        metrics.PREEMPTIONS: preempted,
+        metrics.TOKENS: tokens,
+        metrics.STEPS: steps,
+        metrics.TPOT_SUM: sum(tpots_s),
+        metrics.TPOT_COUNT: len(tpots_s),
+        series(metrics.CHANGES, kind="evict"): evicted,
+        series(metrics.CHANGES, kind="load"): loaded,
         'elasticmoe_arena_bytes{owner="expert"}': resident * 1024,
         'elasticmoe_arena_bytes{owner="kv"}': running * 2048,
     }

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from bench.matrix.agreement import agreements, tolerances, top1_agreement
-from bench.matrix.combine import CELL, combine, tokens_path
+from bench.matrix.cells import CELL
+from bench.matrix.combine import combine, tokens_path
 
 
 def _entry(system: str, kv_gib: float, tokens: list[int], choices: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -20,15 +20,11 @@ from elasticmoe.operator.autotuner import (
     take,
 )
 from tests.fakes.kube_objects import make_spec, offload
+from tests.fakes.readings import CALM, FAST, SLO, SLOW, SPEC
 
-CALM = Signals(0.0, 0.0, 100.0, 0.0, 0.0, {})
 QUEUE = replace(CALM, waiting=5.0, layers_at_limit=3.0)
-SPEC = make_spec(memory=offload(limit=16))
 SHORT = make_spec(memory=offload(limit=16, policy="threshold"))
 AT_16 = Tuned(base=16, limit=16)
-SLO = make_spec(memory=offload(limit=16), slo={"tpotMilliseconds": 50})
-SLOW = {0.05: 80.0, 0.1: 100.0}
-FAST = {0.05: 95.0, 0.1: 100.0}
 
 
 def read(signals: Signals = CALM, now_s: float = 1000.0, current: int = 16) -> Reading:

@@ -6,13 +6,7 @@ import pytest
 
 from elasticmoe.operator.autotuner import Signals, goodput, keeps_slo, measure, share_within
 from elasticmoe.operator.observed import PodSample
-from tests.fakes.kube_objects import make_spec, offload
-
-CALM = Signals(0.0, 0.0, 100.0, 0.0, 0.0, {})
-SPEC = make_spec(memory=offload(limit=16))
-SLO = make_spec(memory=offload(limit=16), slo={"tpotMilliseconds": 50})
-SLOW = {0.05: 80.0, 0.1: 100.0}
-FAST = {0.05: 95.0, 0.1: 100.0}
+from tests.fakes.readings import CALM, FAST, SLO, SLOW, SPEC
 
 
 def test_rates_are_between_two_readings_of_all_workers() -> None:

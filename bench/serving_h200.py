@@ -6,11 +6,11 @@
 
 A run is one process that starts one system with the largest room for KV, warms it up and serves the cells; smaller
 rooms are made by withdrawing blocks. Weights are random and the routing is forced (`matrix/routing.py`). SPEC is
-`workload:routing:kv_gib[@rate][xREPEATS],…`, such as `closed:skewed:0.5x3,light:skewed:8,open:skewed:2@0.7`: `kv_gib`
-of one GPU, `rate` how many times faster than in the trace requests come. Rows are appended to FILE as JSON lines, their
-tokens to FILE.tokens.jsonl; a `replay` that is given `--follow FILE` of `ours` decides as that run did, so that it
-serves the same batches with every expert resident. `report` prints the tables of a result, or writes them into a
-page, and draws their plot into docs/plots.
+`workload:routing:kv_gib[@rate][+logprobs][xREPEATS],…`, such as `closed:skewed:0.5x3,open:skewed:2@0.7`: `kv_gib` of
+one GPU, `rate` how many times faster than in the trace requests come; with `+logprobs` each token's logprob is noted,
+to compare them, which costs time. Rows are appended to FILE as JSON lines, their tokens to FILE.tokens.jsonl; a
+`replay` that is given `--follow FILE` of `ours` decides as that run did, so that it serves the same batches with every
+expert resident. `report` prints the tables of a result, or writes them into a page, and draws their plot into docs/plots.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.matrix.cells import FORM
 from bench.matrix.combine import combine
 from bench.matrix.page import put
 from bench.matrix.report import draw, report
@@ -35,7 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     one = commands.add_parser("run", help="serve cells by one system")
     one.add_argument("--system", choices=SYSTEMS, required=True)
     one.add_argument("--model", required=True, help="a config.json in the shape of the model")
-    one.add_argument("--cells", required=True, help="workload:routing:kv_gib[@rate][xREPEATS],…")
+    one.add_argument("--cells", required=True, help=f"{FORM},…")
     one.add_argument("--policy", choices=("goodput", "threshold", "fixed"), default="goodput")
     one.add_argument("--limit", type=int, help="experts of a layer that may leave (default: the runtime's)")
     one.add_argument("--fetch", choices=("host", "device"), help="default: the system's")
@@ -49,7 +50,6 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--requests", type=int, default=256, help="of a closed batch and of a burst")
     one.add_argument("--seconds", type=float, default=20.0, help="of the open loop, and of the calm after a burst")
     one.add_argument("--seed", type=int, default=0)
-    one.add_argument("--logprobs", action="store_true", help="note each token's logprob, to compare them; costs time")
     turns = "a file that runs of other systems on this GPU are given too: they start together, cells take turns"
     one.add_argument("--turns", type=Path, help=turns)
     one.add_argument("--deadline-s", type=float, default=float("inf"), help="start no cell after so long")

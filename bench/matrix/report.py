@@ -17,7 +17,8 @@ GOALS = {
     "skewed": {0.5: 2.7, 1.0: 1.8, 2.0: 1.2, 4.0: 1.0, 8.0: 0.98},
     "flat": {0.5: 1.2, 1.0: 1.1, 2.0: 0.98, 4.0: 0.98, 8.0: 0.98},
 }
-"""Tokens/s over stock's that the closed batch should reach, by GiB of KV, on one GPU with its own bus."""
+"""Tokens/s over stock's that the closed batch should reach, by GiB of KV, in plain cells."""
+PLAIN = {"gpus": 1, "bus_gb_s": None, "has_logprobs": False}
 TITLES = {
     "closed": "Closed batch, {num_requests} requests at once",
     "light": "Light load, {num_requests} requests",
@@ -47,7 +48,7 @@ class Compared:
     @property
     def goal(self) -> float | None:
         """Return the goal for the ratio, None where there is none."""
-        is_plain = self.cell["workload"] == "closed" and self.cell["gpus"] == 1 and self.cell["bus_gb_s"] is None
+        is_plain = self.cell | PLAIN | {"workload": "closed"} == self.cell
         return GOALS[self.cell["routing"]].get(self.cell["kv_gib"]) if is_plain else None
 
     @property
@@ -76,7 +77,7 @@ def compare(rows: Rows) -> list[Compared]:
 
 
 def _order(cell: dict[str, Any]) -> tuple[Any, ...]:
-    place = list(TITLES).index(cell["workload"]), cell["gpus"], cell["bus_gb_s"] or 0.0
+    place = list(TITLES).index(cell["workload"]), cell["gpus"], cell["bus_gb_s"] or 0.0, cell["has_logprobs"]
     return (*place, cell["routing"] != "skewed", cell["kv_gib"], cell["rate"] or 0.0)
 
 
@@ -84,7 +85,7 @@ def report(rows: Rows) -> str:
     """Return the tables in Markdown, each workload's goals and comparisons of tokens below it."""
     groups: dict[tuple[Any, ...], list[Compared]] = defaultdict(list)
     for one in compare(rows):
-        groups[one.cell["workload"], one.cell["gpus"], one.cell["bus_gb_s"]].append(one)
+        groups[tuple(one.cell[name] for name in ("workload", *PLAIN))].append(one)
     parts = [part for group in groups.values() for part in _section(group)]
     others = [row for row in rows if row["system"] not in (OURS, RIVAL, REPLAY)]
     return "\n\n".join([*parts, *_others(others), *_starts(rows)])
@@ -95,7 +96,8 @@ def _section(group: list[Compared]) -> Iterator[str]:
     title = TITLES[cell["workload"]].format(num_requests=requests)
     gpus = f", {cell['gpus']} GPUs" if cell["gpus"] > 1 else ""
     bus = f", fetches at {cell['bus_gb_s']:g} GB/s" if cell["bus_gb_s"] else ""
-    yield f"**{title}{gpus}{bus}** ({_runs(group)}):"
+    logprobs = ", each token's logprob asked for" if cell["has_logprobs"] else ""
+    yield f"**{title}{gpus}{bus}{logprobs}** ({_runs(group)}):"
     yield table(SPEED, map(_speed, group))
     yield table(LATENCY, map(_latency, group))
     yield from filter(None, (_goals(group), _tokens(group), _agreement(group)))

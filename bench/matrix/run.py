@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.matrix.cells import Cell, parse_cells
+from bench.matrix.cells import CELL, Cell, parse_cells
 from bench.matrix.combine import read_lines, tokens_path
 from bench.matrix.drive import Client, Recorder, serve
 from bench.matrix.measure import company, figures
@@ -41,6 +41,7 @@ class Bench:
         self.followed = _read_plans(args.follow)
         self.llm, self.ready_s = start_engine(args, self.model)
         self.gpu_bytes = self.llm.collective_rpc("device_bytes")
+        self.pin_s = self.llm.collective_rpc("pinning_s")
         self.core: Any = self.llm.llm_engine.engine_core.engine_core
         self.room = Room(self.core.scheduler)
         self.freed = freed_bytes(args.system, self.model)
@@ -64,25 +65,24 @@ class Bench:
         before = self.prepare(cell)
         arrivals = plan_arrivals(cell, self.sizes)
         self.plans.start(self.followed.get(_key(self._cell(cell), cell.repeat)))
-        recorder, wall_s = self.serve(arrivals)
+        recorder, wall_s = self.serve(arrivals, has_logprobs=cell.has_logprobs)
         plans, resident_end = self.plans.stop(), self.room.num_resident
         after = self._counts()
         self.room.settle(self.core)
         waited = self._waited()
-        row = dict(zip(("workload", "routing", "kv_gib", "gpus", "bus_gb_s", "rate"), self._cell(cell), strict=True))
+        row = dict(zip(CELL, self._cell(cell), strict=True))
         row |= {"repeat": cell.repeat, "system": self.args.system} | figures(recorder, wall_s)
         row |= {name: after[name] - before["counts"][name] for name in after}
         row |= {name: waited[name] - before["waited"][name] for name in waited}
         row |= {"resident_end": resident_end, "was_settled": before["was_settled"], "kv_blocks": before["kv_blocks"]}
         row |= {"ready_s": self.ready_s, "gpu_bytes": self.gpu_bytes, "policy": self._policy, "limit": self.args.limit}
-        row["freed_bytes"] = self.freed
-        row["has_logprobs"] = self.args.logprobs
+        row |= {"freed_bytes": self.freed, "pin_s": self.pin_s}
         if cell.workload == "burst":
             row["series"] = recorder.series
         tokens = {str(number): one.tokens for number, one in recorder.served.items()}
         chains = {str(number): chain for number, chain in company(recorder.steps).items()}
         kept: dict[str, Any] = {"system": self.args.system, "cell": self._cell(cell), "repeat": cell.repeat}
-        if self.args.logprobs:
+        if cell.has_logprobs:
             kept["choices"] = {str(number): one.choices for number, one in recorder.served.items()}
         return row, kept | {"tokens": tokens, "company": chains, "plans": plans}
 
@@ -101,10 +101,10 @@ class Bench:
             "waited": self._waited(),
         }
 
-    def serve(self, arrivals: tuple[Arrival, ...]) -> tuple[Recorder, float]:
+    def serve(self, arrivals: tuple[Arrival, ...], *, has_logprobs: bool = False) -> tuple[Recorder, float]:
         """Serve requests as they arrive; return what was seen, and the seconds until the last token."""
         recorder = Recorder(self.core.scheduler)
-        client = Client(self.llm, recorder, lambda: self.room.num_resident, self.args.logprobs)
+        client = Client(self.llm, recorder, lambda: self.room.num_resident, has_logprobs)
         prompts = make_prompts(arrivals, self.model.vocab, self.sizes.seed)
         return recorder, serve(client, arrivals, prompts)
 
@@ -143,7 +143,8 @@ class Bench:
         return {name: totals[name] for name in ("missed", "predicted", "foreseen", "exposed_s")}
 
     def _cell(self, cell: Cell) -> list[Any]:
-        return [cell.workload, cell.routing, cell.kv_gib, self.args.tp, self.args.bus_gb_s, cell.rate]
+        place = [cell.workload, cell.routing, cell.kv_gib, self.args.tp, self.args.bus_gb_s]
+        return [*place, cell.rate, cell.has_logprobs]
 
     @property
     def _policy(self) -> str | None:

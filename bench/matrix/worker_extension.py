@@ -28,3 +28,7 @@ class WorkerExtension:
             return {}
         free, total = torch.cuda.mem_get_info(self.device)
         return {"allocated": torch.cuda.memory_allocated(self.device), "used": total - free}
+
+    def pinning_s(self) -> float | None:
+        """Return the seconds that pinning the host pool took; None on a CPU, and of stock."""
+        return getattr(self, "pin_s", None)

@@ -12,7 +12,7 @@ from bench.matrix.combine import combine, tokens_path
 
 
 def _entry(system: str, kv_gib: float, tokens: list[int], choices: dict[str, Any] | None = None) -> dict[str, Any]:
-    cell = ["closed", "flat", kv_gib, 1, None, None]
+    cell = ["closed", "flat", kv_gib, 1, None, None, False]
     return {"system": system, "cell": cell, "repeat": 0, "tokens": {"0": tokens, "1": [5, 5]}, "choices": choices}
 
 

@@ -44,11 +44,13 @@ TINY: dict[str, Any] = {
 
 
 def test_a_spec_names_cells_and_their_repeats() -> None:
-    """Each repeat is a cell of its own, in the order of the spec."""
-    assert parse_cells("closed:flat:1x2, open:skewed:2@3.5") == (
-        Cell("closed", "flat", 1.0, None, 0),
-        Cell("closed", "flat", 1.0, None, 1),
-        Cell("open", "skewed", 2.0, 3.5, 0),
+    """Each repeat is a cell of its own, in the order of the spec; a cell that is named again goes on counting."""
+    assert parse_cells("closed:flat:1x2, open:skewed:2@3.5,light:flat:1+logprobs,closed:flat:1") == (
+        Cell("closed", "flat", 1.0, repeat=0),
+        Cell("closed", "flat", 1.0, repeat=1),
+        Cell("open", "skewed", 2.0, 3.5),
+        Cell("light", "flat", 1.0, has_logprobs=True),
+        Cell("closed", "flat", 1.0, repeat=2),
     )
 
 
@@ -229,7 +231,7 @@ def test_company_tells_batches_apart() -> None:
 
 def _row(system: str, tok_s: float, repeat: int = 0, kv_gib: float = 1.0) -> dict[str, Any]:
     cell = {"workload": "closed", "routing": "flat", "kv_gib": kv_gib, "gpus": 1, "bus_gb_s": None, "rate": None}
-    return cell | {"system": system, "repeat": repeat, "tok_s": tok_s}
+    return cell | {"has_logprobs": False, "system": system, "repeat": repeat, "tok_s": tok_s}
 
 
 def test_ratios_are_to_the_median_of_stock() -> None:
@@ -291,9 +293,9 @@ def test_systems_serve_the_same_cells(tmp_path: Path) -> None:
 
     Ours evicts, and every expert is back for the next cell; both have the same blocks of KV.
     """
-    cells = ["--cells", "closed:skewed:0.001,closed:flat:0.001,burst:skewed:0.001"]
-    stock = _run(tmp_path, "stock-eager", "--logprobs", *cells)
-    ours = _run(tmp_path, "ours", "--fetch", "host", "--logprobs", *cells)
+    cells = ["--cells", "closed:skewed:0.001+logprobs,closed:flat:0.001,burst:skewed:0.001"]
+    stock = _run(tmp_path, "stock-eager", *cells)
+    ours = _run(tmp_path, "ours", "--fetch", "host", *cells)
     replay = _run(tmp_path, "replay", "--fetch", "host", "--follow", str(ours), *cells)
     rows, rivals = read_lines(ours), read_lines(stock)
     assert [row["kv_blocks"] for row in rows] == [row["kv_blocks"] for row in rivals] == [32] * 3

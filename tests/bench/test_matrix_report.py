@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench.matrix.cells import CELL
 from bench.matrix.combine import combine, tokens_path
 from bench.matrix.page import put, table
 from bench.matrix.profiles import summary
@@ -19,7 +20,8 @@ from bench.serving.errors import BadScenario
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CLOSED: dict[str, Any] = {
-    "workload": "closed", "routing": "flat", "kv_gib": 1.0, "gpus": 1, "bus_gb_s": None, "rate": None, "repeat": 0,
+    "workload": "closed", "routing": "flat", "kv_gib": 1.0, "gpus": 1, "bus_gb_s": None, "rate": None,
+    "has_logprobs": False, "repeat": 0,
     "num_requests": 256, "wall_s": 30.0, "ttft_ms": 400.0, "p99_ttft_ms": 1234.0, "tpot_ms": 20.0, "p99_tpot_ms": 60.5,
     "goodput_ok": 0.5, "preemptions": 7, "peak": 62,
 }  # fmt: skip
@@ -59,8 +61,9 @@ def test_a_missed_goal_is_told(ratio: float, says: str) -> None:
 
 def test_only_the_plain_closed_batch_has_goals() -> None:
     """Not light load, not a slower bus, not several GPUs."""
-    others = [OURS | more for more in ({"workload": "light"}, {"bus_gb_s": 25.0}, {"gpus": 2})]
-    assert [one.goal for one in compare([OURS, *others])].count(None) == 3
+    rest = ({"workload": "light"}, {"bus_gb_s": 25.0}, {"gpus": 2}, {"has_logprobs": True})
+    others = [OURS | more for more in rest]
+    assert [one.goal for one in compare([OURS, *others])].count(None) == 4
     assert "goal:" not in report(others)
 
 
@@ -131,7 +134,7 @@ def test_a_table_is_markdown() -> None:
 
 def _write(path: Path, tok_s: float, tokens: list[int]) -> Path:
     path.write_text(json.dumps(OURS | {"tok_s": tok_s}) + "\n")
-    cell = [OURS[name] for name in ("workload", "routing", "kv_gib", "gpus", "bus_gb_s", "rate")]
+    cell = [OURS[name] for name in CELL]
     kept = {"system": "ours", "cell": cell, "repeat": 0, "tokens": {"0": tokens}, "company": {"0": "a"}}
     replay = kept | {"system": "replay", "tokens": {"0": [1]}}
     tokens_path(path).write_text(json.dumps(kept) + "\n" + json.dumps(replay) + "\n")

@@ -81,6 +81,8 @@ class ElasticWorkerMixin(_StockWorker):
     """Put before a vLLM worker class."""
 
     experts: Experts
+    pin_s: float | None = None
+    """Seconds that pinning the host pool took; None without a GPU."""
     _lease: Lease | None = None
     _report: PendingReport | None = None
     """The counts of the forward that was run last, if they were asked for; they leave with its output."""
@@ -108,7 +110,8 @@ class ElasticWorkerMixin(_StockWorker):
         if self.device.type == "cuda":
             started_s = time.perf_counter()
             _check_pinned(pool, pool.pin(), fetch)
-            logger.info("%.1f s to pin the host pool", time.perf_counter() - started_s)
+            self.pin_s = time.perf_counter() - started_s
+            logger.info("%.1f s to pin the host pool", self.pin_s)
         self.experts = Experts(pool, self.device, fetch)
         with building(self.experts, shape), loading_into(pool):
             super().load_model(*args, **kwargs)

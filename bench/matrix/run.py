@@ -21,10 +21,12 @@ from bench.serving.progress import say
 
 WARM_REQUESTS, WARM_OUT = 64, 16
 CHURN_IN, CHURN_OUT = 160, 48
+CHURN_REQUESTS = 12
+"""Of a system whose experts don't leave: enough for the room to be too small, twice what it takes."""
 TURN_S = 0.2
 """After a turn, so that whoever waits has the next."""
 LEARN_REQUESTS, LEARN_IN, LEARN_OUT = 64, 100, 48
-"""Before each cell: enough of its routing for an online ranking to forget the last one's."""
+"""Before each cell of ours: enough of its routing for an online ranking to forget the last one's."""
 
 
 class Bench:
@@ -91,7 +93,8 @@ class Bench:
         self.room.give_back()
         was_settled = self.room.settle(self.core)
         self._set_routing(cell.routing)
-        self.serve((Arrival(0.0, LEARN_IN, LEARN_OUT),) * min(LEARN_REQUESTS, self.args.requests))
+        if self.system.is_elastic:
+            self.serve((Arrival(0.0, LEARN_IN, LEARN_OUT),) * min(LEARN_REQUESTS, self.args.requests))
         was_settled = self.room.settle(self.core) and was_settled
         kv_blocks = self.room.leave(int(cell.kv_gib * GIB) + self.freed)
         return {
@@ -121,7 +124,8 @@ class Bench:
         block_tokens = 16
         need = -(-(num_in + CHURN_OUT) // block_tokens) * 6 + 1
         self.room.leave(min(need, self.room.most_blocks) * self.room.block_bytes)
-        self.serve((Arrival(0.0, num_in, CHURN_OUT),) * num)
+        num_churn = num if self.system.is_elastic else min(num, CHURN_REQUESTS)
+        self.serve((Arrival(0.0, num_in, CHURN_OUT),) * num_churn)
         self.room.give_back()
         self.room.settle(self.core)
         say(f"warm; {self._counts().get('evictions', 0)} experts were evicted meanwhile")

@@ -61,9 +61,11 @@ def compare_tokens(ours: dict[str, Any], replays: Iterable[dict[str, Any]]) -> d
     return {"num_comparable": num_same, "tokens_equal": num_same == num_equal if num_same else None}
 
 
-def add_tokens(rows: list[dict[str, Any]], tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows, ours with `tokens_equal` and `num_comparable`, ours and stock's with their agreements."""
-    by_key = {(entry["system"], *entry["cell"], entry["repeat"]): entry for entry in tokens}
+def add_tokens(rows: list[dict[str, Any]], by_key: dict[tuple[Any, ...], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows, ours with `tokens_equal` and `num_comparable`, ours and stock's with their agreements.
+
+    `by_key` has the kept tokens by system, cell and repeat.
+    """
     replays: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for entry in by_key.values():
         if entry["system"] == REPLAY:
@@ -88,15 +90,16 @@ def combine(
     A row that a later file or line has again replaces the earlier one; with `keep` a later file's is a further repeat.
     """
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    tokens: list[dict[str, Any]] = []
+    tokens: dict[tuple[Any, ...], dict[str, Any]] = {}
     for path in paths:
         before = Counter((system, *cell) for system, *cell, _ in rows) if keep else Counter()
         for row in read_lines(path):
             repeat = row["repeat"] + before[row["system"], *cell_of(row)]
-            rows[row["system"], *cell_of(row), repeat] = row | {"repeat": repeat}
-        tokens += [
-            entry | {"repeat": entry["repeat"] + before[entry["system"], *entry["cell"]]}
-            for entry in read_lines(tokens_path(path))
-        ]
+            key = row["system"], *cell_of(row), repeat
+            rows[key] = row | {"repeat": repeat}
+            tokens.pop(key, None)
+        for entry in read_lines(tokens_path(path)):
+            repeat = entry["repeat"] + before[entry["system"], *entry["cell"]]
+            tokens[entry["system"], *entry["cell"], repeat] = entry | {"repeat": repeat}
     told = (meta or asdict(collect_meta())) | {"gpu": device} | ({"commit": commit} if commit else {})
     return {"meta": told, "rows": add_tokens(add_ratios(rows.values()), tokens)}

@@ -72,3 +72,5 @@ def test_a_result_holds_the_agreement_with_the_rows_that_are_in_it(tmp_path: Pat
     old, new = _write(tmp_path / "old", "stock-graphs", [9, 9]), _write(tmp_path / "new", "stock-graphs", [1, 2])
     rows = combine([old, _write(tmp_path / "ours", "ours", [1, 2]), new], "a GPU", "abc", meta={})["rows"]
     assert [(row["system"], row["agrees_with_stock"]) for row in rows] == [("stock-graphs", None), ("ours", 1.0)]
+    tokens_path(new).unlink()
+    assert "agrees_with_stock" not in combine([old, new], "a GPU", "abc", meta={})["rows"][0]

@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from bench.matrix.logits_kernel import _logits_kernel as kernel
 from bench.matrix.measure import company, figures, is_good
 from bench.matrix.plans import Answer
 from bench.matrix.routing import ForcedRouting
-from bench.matrix.run import turn
 from bench.matrix.systems import Model, goal_bytes, prefetch_group, read_model
 from bench.matrix.workloads import Sizes, make_prompts, plan_arrivals
 from bench.serving.errors import BadScenario
@@ -70,26 +67,6 @@ def _drawn(*, is_skewed: bool) -> torch.Tensor:
     ids = torch.stack([routing.logits(layer, 12000, torch.float32).topk(8).indices.flatten() for layer in range(4)])
     counts = torch.zeros((4, 128)).scatter_add_(1, ids, torch.ones(ids.shape))
     return counts.sort(descending=True).values / counts.sum(1, keepdim=True)
-
-
-@pytest.mark.parametrize("with_others", [False, True])
-def test_cells_of_systems_that_share_a_file_take_turns(tmp_path: Path, with_others: bool) -> None:  # noqa: FBT001
-    """The other one's cell begins once this one's has ended, or all have started; without a file nobody waits."""
-    order: list[str] = []
-
-    def other() -> None:
-        with turn(tmp_path / "turns"):
-            order.append("other in")
-
-    thread = threading.Thread(target=other)
-    with turn(tmp_path / "turns", with_others=with_others):
-        thread.start()
-        time.sleep(0.1)
-        with turn(None if not with_others else tmp_path / "turns", with_others=True):
-            order.append("nobody waits")
-        order.append("out")
-    thread.join()
-    assert order == ["nobody waits", "out", "other in"]
 
 
 def test_skewed_routing_is_as_measured() -> None:

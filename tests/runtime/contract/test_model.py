@@ -54,6 +54,20 @@ def test_an_architecture_that_is_not_paged_is_refused(architectures: list[str]) 
         parse_model_shape(architectures, QWEN3_30B)
 
 
+def test_one_architecture_may_stand_without_its_list() -> None:
+    """A name alone is taken."""
+    name: Any = "Qwen3MoeForCausalLM"
+    assert parse_model_shape(name, QWEN3_30B).num_experts == 128
+
+
+@pytest.mark.parametrize(("architectures", "named"), [([1, 2], "1, 2"), (5, "5")])
+def test_architectures_that_are_no_names_are_refused(architectures: object, named: str) -> None:
+    """As they are."""
+    given: Any = architectures
+    with pytest.raises(UnsupportedError, match=f"architecture {named} is not one"):
+        parse_model_shape(given, QWEN3_30B)
+
+
 @pytest.mark.parametrize(
     "change",
     [{"num_experts": 0}, {"num_experts": None}, {"mlp_only_layers": list(range(48))}, {"num_hidden_layers": 0}],
@@ -70,3 +84,25 @@ def test_a_config_that_lacks_a_size_is_refused_by_key(key: str) -> None:
     config = {k: v for k, v in QWEN3_30B.items() if k != key}
     with pytest.raises(UnsupportedError, match=f"config.json lacks {key}, which every Qwen3MoeForCausalLM has"):
         parse_model_shape(["Qwen3MoeForCausalLM"], config)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "8", True, [8], float("nan")])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_experts", "hidden_size", "decoder_sparse_step"])
+def test_a_size_that_is_no_count_is_refused_by_key(key: str, value: object) -> None:
+    """Key and value are named."""
+    with pytest.raises(UnsupportedError, match=rf"config.json has .* for {key}, want a whole number from [01] on"):
+        parse_model_shape(["Qwen3MoeForCausalLM"], QWEN3_30B | {key: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"decoder_sparse_step": 0}, "has 0 for decoder_sparse_step, want a whole number from 1 on"),
+        ({"mlp_only_layers": 3}, "has 3 for mlp_only_layers, want a list of layers"),
+        ({"num_experts_per_tok": 129}, "has 129 experts a token of 128"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(change: dict[str, Any], message: str) -> None:
+    """The message says what they are."""
+    with pytest.raises(UnsupportedError, match=message):
+        parse_model_shape(["Qwen3MoeForCausalLM"], QWEN3_30B | change)

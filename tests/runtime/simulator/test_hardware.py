@@ -39,6 +39,12 @@ def test_a_file_describes_one(tmp_path: Path) -> None:
         ({"name": "mine"}, "want at least name, memory_bytes_s, flops_s, copy_bytes_s; it has name"),
         ({}, "it has nothing"),
         (LEAST | {"copy_bytes_s": 0}, "GPU mine: copy_bytes_s must be above 0, it is 0"),
+        (LEAST | {"memory_share": 0}, "GPU mine: memory_share must be above 0, it is 0"),
+        (LEAST | {"flops_s": float("nan")}, "GPU mine: flops_s must be above 0, it is nan"),
+        (LEAST | {"link_bytes_s": float("inf")}, "GPU mine: link_bytes_s must be above 0, it is inf"),
+        (LEAST | {"layer_s": -1}, "GPU mine: layer_s must be 0 or more, it is -1"),
+        (LEAST | {"memory_gib": float("nan")}, "GPU mine: memory_gib must be 0 or more, it is nan"),
+        (LEAST | {"num_gpus": 1.5}, "want a whole number for num_gpus, it is 1.5"),
     ],
 )
 def test_a_wrong_description_is_refused(document: dict[str, object], message: str) -> None:
@@ -52,6 +58,9 @@ def test_what_is_no_description_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="want one of h200, rtx5090, rtx4090x2, or a JSON file"):
         find_gpu("a100")
     path = tmp_path / "gpu.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="or a JSON file"):
+        find_gpu(str(path))
     path.write_text("[1]")
     with pytest.raises(ConfigError, match="want a JSON object that describes a GPU, it is a list"):
         find_gpu(str(path))

@@ -59,6 +59,10 @@ def test_heads_without_a_size_of_their_own_share_the_hidden_size() -> None:
     ("change", "num_gpus", "message"),
     [
         ({"vocab_size": None}, 1, "its config.json lacks vocab_size"),
+        ({"vocab_size": "many"}, 1, "has 'many' for vocab_size, want a whole number from 1 on"),
+        ({"num_key_value_heads": 1.5}, 1, "has 1.5 for num_key_value_heads"),
+        ({"head_dim": -1}, 1, "has -1 for head_dim, want a whole number from 0 on"),
+        ({"torch_dtype": ["bfloat16"]}, 1, "its dtype .* is not one that is paged"),
         ({"torch_dtype": "int8"}, 1, "its dtype int8 is not one that is paged"),
         ({}, 3, "can't be split over 3 GPUs"),
         ({"architectures": ["LlamaForCausalLM"]}, 1, "not one that elasticmoe pages"),
@@ -80,6 +84,9 @@ def test_a_file_or_its_folder_is_read(tmp_path: Path) -> None:
 
 def test_no_model_there_is_refused(tmp_path: Path) -> None:
     """A missing file, or one with something else."""
+    with pytest.raises(ConfigError, match="or a folder with one"):
+        read_served(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match="or a folder with one"):
         read_served(tmp_path)
     (tmp_path / "config.json").write_text("3")

@@ -29,6 +29,19 @@ def test_a_csv_file_is_read_in_order_of_time(tmp_path: Path) -> None:
     assert [one.at_s for one in read_usage([path]).samples] == [60, 60]
 
 
+def test_a_byte_order_mark_is_not_a_columns_name(tmp_path: Path) -> None:
+    """Spreadsheets write one."""
+    path = tmp_path / "day.csv"
+    path.write_text(CSV, encoding="utf-8-sig")
+    assert len(read_usage([path]).samples) == 2
+
+
+def test_a_csv_file_stands_alone(tmp_path: Path) -> None:
+    """Beside other files it would have to be joined with them."""
+    with pytest.raises(ConfigError, match="want one CSV file alone, there are 2 files"):
+        read_usage([tmp_path / "day.csv", tmp_path / "other.csv"])
+
+
 def test_prometheus_answers_are_joined(tmp_path: Path) -> None:
     """One file a metric or one for all; several engines are averaged; only common times count."""
     usage = answer(
@@ -63,7 +76,15 @@ def test_shares_of_the_day() -> None:
         ("a.csv", "time,kv_usage,running,waiting\n0,95,1,1\n", "want KV use as a share from 0 to 1, it is 95.0"),
         ("a.csv", "time,kv_usage,running,waiting\n0,nan,1,1\n", "want KV use as a share"),
         ("a.csv", "time,kv_usage,running,waiting\n0,0.5,-1,1\n", "want counts of requests, there are -1.0"),
+        ("a.csv", "time,kv_usage,running,waiting\n0,0.5,inf,1\n", "want counts of requests, there are inf"),
+        (
+            "a.csv",
+            "time,kv_usage,running,waiting\nnan,0.5,1,1\n",
+            "want times in seconds or as ISO dates, there is nan",
+        ),
         ("a.csv", "time,kv_usage,running,waiting\nnoon,0.5,1,1\n", "want a CSV file"),
+        ("a.csv", f"time,kv_usage,running,waiting\n0,0.5,1,{'1' * 200_000}\n", "want a CSV file"),
+        ("a.json", "[" * 100_000, "want Prometheus' answer to a range query"),
         ("a.json", "{}", "want Prometheus' answer to a range query"),
         ("a.json", "time", "want Prometheus' answer to a range query"),
         ("a.json", '{"data": {"result": [{"metric": {"__name__": "vllm:num_requests_running"}}]}}', "want Prometheus'"),

@@ -8,6 +8,7 @@ from elasticmoe.runtime.errors import UnsupportedError
 from elasticmoe.runtime.units import MATRICES
 
 NEEDED_KEYS = ("num_hidden_layers", "num_experts_per_tok", "hidden_size", "moe_intermediate_size")
+COUNTS = ("num_hidden_layers", "num_experts", "num_local_experts")
 ARCHITECTURES = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 
 
@@ -40,10 +41,11 @@ class ModelShape:
 
 def parse_model_shape(architectures: Sequence[str], config: Mapping[str, Any]) -> ModelShape:
     """Return the shape that a config.json describes; raises UnsupportedError for a model that we don't page."""
-    known = [name for name in architectures if name in ARCHITECTURES]
+    names = list(map(str, architectures if isinstance(architectures, list | tuple) else [architectures]))
+    known = [name for name in names if name in ARCHITECTURES]
     if not known:
         message = (
-            f"the model's architecture {', '.join(architectures) or '(none)'} is not one that elasticmoe pages "
+            f"the model's architecture {', '.join(names) or '(none)'} is not one that elasticmoe pages "
             f"({', '.join(ARCHITECTURES)}); serve it with plain vLLM"
         )
         raise UnsupportedError(message)
@@ -51,12 +53,17 @@ def parse_model_shape(architectures: Sequence[str], config: Mapping[str, Any]) -
     if missing:
         message = f"the model's config.json lacks {', '.join(missing)}, which every {known[0]} has; repair it"
         raise UnsupportedError(message)
-    step = config.get("decoder_sparse_step", 1)
-    dense = set(config.get("mlp_only_layers") or ())
-    layers = tuple(n for n in range(config["num_hidden_layers"]) if n not in dense and (n + 1) % step == 0)
+    refuse_wrong_sizes(config, COUNTS, least=0)
+    refuse_wrong_sizes(config, (*NEEDED_KEYS[1:], "decoder_sparse_step"), least=1)
+    layers = _find_moe_layers(config)
     num_experts = config.get("num_experts") or config.get("num_local_experts")  # the name since transformers 5
     if not layers or not num_experts:
         message = f"the model's config.json describes no routed experts ({known[0]}); serve it with plain vLLM"
+        raise UnsupportedError(message)
+    if config["num_experts_per_tok"] > num_experts:
+        message = (
+            f"the model's config.json has {config['num_experts_per_tok']} experts a token of {num_experts}; repair it"
+        )
         raise UnsupportedError(message)
     return ModelShape(
         moe_layers=layers,
@@ -65,3 +72,20 @@ def parse_model_shape(architectures: Sequence[str], config: Mapping[str, Any]) -
         hidden_size=config["hidden_size"],
         intermediate_size=config["moe_intermediate_size"],
     )
+
+
+def refuse_wrong_sizes(config: Mapping[str, Any], keys: Sequence[str], *, least: int) -> None:
+    """Raise UnsupportedError for the first of these keys that has a value other than a whole number from `least` on."""
+    for key in keys:
+        value = config.get(key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            message = f"the model's config.json has {value!r} for {key}, want a whole number from {least} on; repair it"
+            raise UnsupportedError(message)
+
+
+def _find_moe_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
+    step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
+    if not isinstance(dense, list | tuple):
+        message = f"the model's config.json has {dense!r} for mlp_only_layers, want a list of layers; repair it"
+        raise UnsupportedError(message)
+    return tuple(n for n in range(config["num_hidden_layers"]) if n not in dense and (n + 1) % step == 0)

@@ -4,12 +4,15 @@ The H200's shares of its limits are fitted to measured kernels and whole runs (d
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from elasticmoe.runtime.errors import ConfigError
+
+ABOVE_0 = ("memory_bytes_s", "flops_s", "copy_bytes_s", "num_gpus", "link_bytes_s", "memory_share", "flops_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,13 @@ class Gpu:
     """Of the time that copies and compute share, what it adds: bandwidth, and late experts as launches of their own."""
 
     def __post_init__(self) -> None:
-        """Refuse rates that nothing could be computed with."""
-        for name in ("memory_bytes_s", "flops_s", "copy_bytes_s", "num_gpus", "link_bytes_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"GPU {self.name}: {name} must be above 0, it is {getattr(self, name)}")
+        """Refuse what no step could be priced with."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ABOVE_0 and not 0 < value < math.inf:
+                raise ConfigError(f"GPU {self.name}: {field.name} must be above 0, it is {value}")
+            if field.name != "name" and not 0 <= value < math.inf:
+                raise ConfigError(f"GPU {self.name}: {field.name} must be 0 or more, it is {value}")
 
 
 H200 = Gpu("h200", memory_bytes_s=4.8e12, flops_s=7.9e14, copy_bytes_s=5.1e10, memory_gib=139.8)
@@ -82,6 +88,8 @@ def parse_gpu(document: Mapping[str, Any], source: str) -> Gpu:
     wrong = [key for key, value in document.items() if key != "name" and not _is_number(value)]
     if wrong:
         raise ConfigError(f"{source}: want numbers for {', '.join(wrong)}")
+    if not isinstance(document.get("num_gpus", 1), int):
+        raise ConfigError(f"{source}: want a whole number for num_gpus, it is {document['num_gpus']}")
     try:
         return Gpu(**document)
     except TypeError as error:
@@ -96,7 +104,7 @@ def find_gpu(name: str) -> Gpu:
     path = Path(name)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         choice = ", ".join(GPUS)
         raise ConfigError(f"GPU {name!r}: want one of {choice}, or a JSON file that describes one ({error})") from error
     if not isinstance(document, dict):

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticmoe.runtime.contract.model import ModelShape, parse_model_shape
+from elasticmoe.runtime.contract.model import ModelShape, parse_model_shape, refuse_wrong_sizes
 from elasticmoe.runtime.errors import ConfigError, UnsupportedError
 from elasticmoe.runtime.pages.tiers import Tiers, fit_tiers
 from elasticmoe.runtime.units import MATRICES
 
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 ATTENTION_KEYS = ("num_attention_heads", "num_key_value_heads", "vocab_size")
+OPTIONAL_KEYS = ("head_dim", "intermediate_size", "shared_expert_intermediate_size")
 LAYER_LAUNCHES, SHARED_LAUNCHES = 16, 5
 """Kernels of a layer without, and more of one with a shared expert (and then without norms of queries and keys)."""
 
@@ -75,6 +76,8 @@ def parse_served(config: Mapping[str, Any], name: str, num_gpus: int = 1, block_
     missing = [key for key in ATTENTION_KEYS if not config.get(key)]
     if missing:
         raise UnsupportedError(f"{name}: its config.json lacks {', '.join(missing)}; repair it")
+    refuse_wrong_sizes(config, ATTENTION_KEYS, least=1)
+    refuse_wrong_sizes(config, OPTIONAL_KEYS, least=0)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or shape.hidden_size // heads
     if shape.intermediate_size % num_gpus or heads % num_gpus:
@@ -108,7 +111,7 @@ def read_served(path: Path, num_gpus: int = 1) -> ServedModel:
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model {path}: want a config.json or a folder with one ({error})") from error
     if not isinstance(config, dict):
         raise ConfigError(f"model {path}: want a JSON object, it is a {type(config).__name__}")
@@ -117,7 +120,7 @@ def read_served(path: Path, num_gpus: int = 1) -> ServedModel:
 
 def _itemsize(config: Mapping[str, Any], name: str) -> int:
     dtype = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
-    if dtype not in ITEMSIZES:
+    if not isinstance(dtype, str) or dtype not in ITEMSIZES:
         raise UnsupportedError(f"{name}: its dtype {dtype} is not one that is paged ({', '.join(ITEMSIZES)})")
     return ITEMSIZES[dtype]
 

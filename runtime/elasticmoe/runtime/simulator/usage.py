@@ -5,6 +5,7 @@ Read from what Prometheus' query_range returns, or from a CSV file. With several
 
 import csv
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,6 +84,10 @@ def read_usage(paths: list[Path]) -> Usage:
         return _checked(_read_csv(paths[0]), str(paths[0]))
     series: dict[str, dict[float, list[float]]] = {name: defaultdict(list) for name in COLUMNS[1:]}
     for path in paths:
+        if path.suffix.lower() == ".csv":
+            raise ConfigError(
+                f"{path}: want one CSV file alone, there are {len(paths)} files; give it without the others"
+            )
         _add_prometheus(path, series)
     source = ", ".join(map(str, paths))
     missing = [name for name, found in series.items() if not found]
@@ -102,20 +107,22 @@ def _checked(samples: list[Sample], source: str) -> Usage:
     for one in samples:
         if not 0 <= one.kv_usage <= 1:
             raise ConfigError(f"{source}: want KV use as a share from 0 to 1, it is {one.kv_usage} at {one.at_s:.0f} s")
-        if not (one.running >= 0 and one.waiting >= 0):
+        if not math.isfinite(one.at_s):
+            raise ConfigError(f"{source}: want times in seconds or as ISO dates, there is {one.at_s}")
+        if not (0 <= one.running < math.inf and 0 <= one.waiting < math.inf):
             raise ConfigError(f"{source}: want counts of requests, there are {one.running} and {one.waiting}")
     return Usage(tuple(samples))
 
 
 def _read_csv(path: Path) -> list[Sample]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin it with a byte order mark
             rows = [{name: row[name] for name in COLUMNS} for row in csv.DictReader(file)]
         samples = [
             Sample(_seconds(row["time"]), float(row["kv_usage"]), float(row["running"]), float(row["waiting"]))
             for row in rows
         ]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise ConfigError(f"{path}: want a CSV file with the columns {', '.join(COLUMNS)} ({error})") from error
     return sorted(samples, key=lambda one: one.at_s)
 
@@ -128,7 +135,7 @@ def _add_prometheus(path: Path, series: Mapping[str, dict[float, list[float]]]) 
             name = SERIES.get(result["metric"].get("__name__", ""))
             for at_s, value in result["values"] if name else ():
                 series[str(name)][float(at_s)].append(float(value))
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         message = f"{path}: want Prometheus' answer to a range query (JSON), or a .csv file ({error!r})"
         raise ConfigError(message) from error
 

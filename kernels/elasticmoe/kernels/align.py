@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from elasticmoe.kernels.launcher import Launcher, ceil_div, next_power_of_2
+
 PAIRS_AT_ONCE = 8192
 """The most pairs that `_place_experts` takes: each of its programs looks at all of them."""
 TILE = 512
@@ -46,7 +48,7 @@ def max_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
 
 def align_width(pairs: int) -> int:
     """Pairs that each program of `_place_experts` looks at, padded; 0 where tiles of them are placed instead."""
-    return max(triton.next_power_of_2(pairs), 32) if pairs <= PAIRS_AT_ONCE else 0
+    return max(next_power_of_2(pairs), 32) if pairs <= PAIRS_AT_ONCE else 0
 
 
 def align(
@@ -76,18 +78,19 @@ def align(
         made.num_blocks,
         made.slots,
     )
-    bins = triton.next_power_of_2(num_experts)
+    bins = next_power_of_2(num_experts)
     if width := align_width(pairs):
-        _place_experts[(num_experts,)](
-            *arrays, pairs, blocks, top_k, bins, block_m, width, LANES, pdl, num_warps=8 if width > TILE else 4
-        )
+        _launch_by_expert(
+            (num_experts,), *arrays, pairs, blocks, top_k, bins, block_m, width, LANES, pdl,
+            num_warps=8 if width > TILE else 4,
+        )  # fmt: skip
         return made
-    tiles = triton.cdiv(pairs, TILE)
+    tiles = ceil_div(pairs, TILE)
     counts = torch.empty((tiles, bins), dtype=torch.int32, device=topk_ids.device)
-    _count_tile[(tiles,)](topk_ids, num_tokens, counts, pairs, top_k, bins, TILE, pdl, num_warps=4)
+    _launch_count((tiles,), topk_ids, num_tokens, counts, pairs, top_k, bins, TILE, pdl, num_warps=4)
     extra = {"launch_pdl": True} if pdl else {}
-    _place_tile[(tiles,)](
-        *arrays, counts, pairs, blocks, tiles, top_k, num_experts, bins, block_m, TILE, STRIP, LANES, pdl,
+    _launch_by_tile(
+        (tiles,), *arrays, counts, pairs, blocks, tiles, top_k, num_experts, bins, block_m, TILE, STRIP, LANES, pdl,
         num_warps=8, **extra,
     )  # fmt: skip
     return made
@@ -276,3 +279,7 @@ def _place_tile(
         tl.store(page_at, w1, mask=is_block)
         tl.store(page_at + 1, w3, mask=is_block)
         tl.store(page_at + 2, w2, mask=is_block)
+
+
+_launch_by_expert, _launch_by_tile = Launcher(_place_experts), Launcher(_place_tile)
+_launch_count = Launcher(_count_tile)

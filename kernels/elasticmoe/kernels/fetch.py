@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from elasticmoe.kernels.align import num_real
+from elasticmoe.kernels.launcher import Launcher, next_power_of_2
 
 TILE = 1024
 """The most pairs that are looked at in one go."""
@@ -100,11 +101,11 @@ def fetch_needed(
     assert held is not None or not is_ahead, "nowhere to note what is fetched ahead"
     align = math.gcd(VECTOR_BYTES, masters.address, masters.matrix_bytes, granule_bytes, storage.data_ptr())
     pairs, num_experts = topk_ids.numel(), table.shape[0]
-    tile = min(max(triton.next_power_of_2(pairs), 64), TILE)
+    tile = min(max(next_power_of_2(pairs), 64), TILE)
     arrays = (None, None, None) if counts is None else (counts.routed, counts.totals, counts.clock)
-    _fetch[(tuning.num_blocks,)](
-        topk_ids, table, resident, num_tokens, held, *arrays, storage, masters.address, granule_bytes, pairs,
-        topk_ids.shape[1], num_experts, triton.next_power_of_2(num_experts), tile, masters.matrix_bytes,
+    _launch_fetch(
+        (tuning.num_blocks,), topk_ids, table, resident, num_tokens, held, *arrays, storage, masters.address,
+        granule_bytes, pairs, topk_ids.shape[1], num_experts, next_power_of_2(num_experts), tile, masters.matrix_bytes,
         WORDS[min(align, 8)], align, tuning.chunk_bytes, tuning.num_stages, is_ahead, counts is not None,
         storage.is_cuda, is_awaited, num_warps=tuning.num_warps,
     )  # fmt: skip
@@ -113,7 +114,7 @@ def fetch_needed(
 def stamp(counts: Counts) -> None:
     """Note on the computing stream that it comes to wait for a fetch; the next fetch counts how long it did."""
     if counts.clock.is_cuda:
-        _stamp[(1,)](counts.clock, num_warps=1)
+        _launch_stamp((1,), counts.clock, num_warps=1)
 
 
 @triton.jit(do_not_specialize=["address", "granule", "pairs"])
@@ -257,3 +258,6 @@ def _add(totals_ptr, place: tl.constexpr, value):
 def _stamp(clock_ptr):
     """Write the time."""
     tl.store(clock_ptr, tl.extra.cuda.globaltimer().to(tl.int64))
+
+
+_launch_fetch, _launch_stamp = Launcher(_fetch), Launcher(_stamp)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from elasticmoe.kernels.align import Alignment, align, align_width
 from elasticmoe.kernels.config import Config, Gemm, Shape, config_for
 from elasticmoe.kernels.few_pairs import down_few_kernel, gate_up_few_kernel
+from elasticmoe.kernels.launcher import Launcher, ceil_div
 from elasticmoe.kernels.paged_moe import down_kernel, gate_up_kernel, sum_kernel
 
 SUM_BLOCK = 1024
@@ -28,6 +28,9 @@ FEW_TOKENS = 4
 """A batch up to this is best fetched for in line: the kernels that measured configs take there would wait anyway."""
 STEPS_PER_DOUBLING = 16
 """How finely batch sizes are looked at for other kernels."""
+
+_launch_gate_up_few, _launch_down_few = Launcher(gate_up_few_kernel), Launcher(down_few_kernel)
+_launch_gate_up, _launch_down, _launch_sum = Launcher(gate_up_kernel), Launcher(down_kernel), Launcher(sum_kernel)
 
 Part = Literal["all", "resident", "late"]
 """Which blocks a launch computes, as `paged_moe`'s kernels name them."""
@@ -115,11 +118,16 @@ def paged_moe(
     """
     batch = Batch(hidden, topk_weights, topk_ids, up_pages, down_pages, table, num_tokens)
     assert batch.is_supported, f"hidden {hidden.dtype} {hidden.shape}, pages {up_pages.shape}, ids {topk_ids.dtype}"
-    assert late is None or late.is_supported(table), f"resident {late.resident.dtype} {late.resident.shape}"
-    if not topk_ids.numel():
+    return compute(batch, late, config)
+
+
+def compute(batch: Batch, late: Late | None = None, config: Config | None = None) -> torch.Tensor:
+    """`paged_moe` of a batch that is known to be supported."""
+    assert late is None or late.is_supported(batch.table), f"resident {late.resident.dtype} {late.resident.shape}"
+    if not batch.topk_ids.numel():
         if late is not None:
             late.join()
-        return torch.zeros_like(hidden)
+        return torch.zeros_like(batch.hidden)
     chosen = config or choose(batch)
     return _few(batch, chosen, late) if chosen.block_m == 1 else _grouped(batch, chosen, late)
 
@@ -184,11 +192,13 @@ def _few(batch: Batch, config: Config, late: Late | None) -> torch.Tensor:
     act = torch.empty((tokens * top_k, f), dtype=batch.hidden.dtype, device=batch.hidden.device)
     out = torch.empty_like(batch.hidden)
     page, first, second = batch.up_pages.stride(0), config.gate_up, config.down
-    gate_up_few_kernel[(tokens * top_k, triton.cdiv(f, first.block_n))](
+    _launch_gate_up_few(
+        (tokens * top_k, ceil_div(f, first.block_n)),
         batch.hidden, batch.up_pages, act, batch.table, batch.topk_ids, batch.num_tokens, page, top_k, f, d,
         first.block_n, first.block_k, config.pdl, num_warps=first.num_warps,
     )  # fmt: skip
-    down_few_kernel[(tokens, triton.cdiv(d, second.block_n))](
+    _launch_down_few(
+        (tokens, ceil_div(d, second.block_n)),
         act, batch.down_pages, batch.topk_weights, out, batch.table, batch.topk_ids, batch.num_tokens,
         page, top_k, d, f,
         second.block_n, second.block_k, config.pdl, num_warps=second.num_warps, **_after(config),
@@ -215,9 +225,10 @@ def _grouped(batch: Batch, config: Config, late: Late | None) -> torch.Tensor:
         late.wait()
         gate_up(batch, config, order, act, "late")
         down(batch, config, order, act, products, "late")
-    sum_kernel[(tokens, triton.cdiv(d, SUM_BLOCK))](
-        products, batch.topk_weights, order.slots, out, top_k, d, SUM_BLOCK, config.pdl, num_warps=4, **_after(config)
-    )
+    _launch_sum(
+        (tokens, ceil_div(d, SUM_BLOCK)),
+        products, batch.topk_weights, order.slots, out, top_k, d, SUM_BLOCK, config.pdl, num_warps=4, **_after(config),
+    )  # fmt: skip
     return out
 
 
@@ -228,8 +239,9 @@ def gate_up(batch: Batch, config: Config, order: Alignment, act: torch.Tensor, p
     """
     gemm, (_, f, d), (tokens, top_k) = config.gate_up, batch.up_pages.shape, batch.topk_ids.shape
     blocks, tma = order.block_pages.shape[0], gemm.tma and _can_tma(batch)
-    tiles = blocks * triton.cdiv(f, gemm.block_n)
-    gate_up_kernel[(min(tiles, _num_sms(act.device)) if part == "late" else tiles,)](
+    tiles = blocks * ceil_div(f, gemm.block_n)
+    _launch_gate_up(
+        (min(tiles, _num_sms(act.device)) if part == "late" else tiles,),
         batch.hidden, batch.up_pages, _pages_desc(batch.up_pages, gemm) if tma else None, act,
         order.sorted_token_ids, order.block_pages, None if part == "all" else order.num_blocks, tokens * top_k, blocks,
         batch.up_pages.stride(0), top_k, f, d, config.block_m, gemm.block_n, gemm.block_k, gemm.group_m, gemm.halvings,
@@ -244,8 +256,9 @@ def down(
     """Fill the rows of `products` [slots, d] of a part from `act` [slots, f]; as `gate_up` otherwise."""
     gemm, (_, f, d), pairs = config.down, batch.up_pages.shape, order.slots.numel()
     blocks, tma = order.block_pages.shape[0], gemm.tma and _can_tma(batch)
-    tiles, persistent = blocks * triton.cdiv(d, gemm.block_n), tma and gemm.persistent
-    down_kernel[(min(tiles, _num_sms(act.device)) if persistent or part == "late" else tiles,)](
+    tiles, persistent = blocks * ceil_div(d, gemm.block_n), tma and gemm.persistent
+    _launch_down(
+        (min(tiles, _num_sms(act.device)) if persistent or part == "late" else tiles,),
         act, TensorDescriptor.from_tensor(act, [config.block_m, gemm.block_k]) if persistent else None,
         batch.down_pages, _pages_desc(batch.down_pages, gemm) if tma else None, products,
         order.sorted_token_ids, order.block_pages, order.num_blocks, pairs, blocks, batch.up_pages.stride(0), d, f,

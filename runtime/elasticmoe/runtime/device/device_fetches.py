@@ -107,7 +107,7 @@ class DeviceFetches:
         ids, ahead, self._ahead = topk_ids.contiguous(), self._ahead, None
         if not self._may_miss(layer):
             self._fetch(layer, ids)  # which only counts
-            return Late(self._table.resident[layer], None)
+            return Late(self._table.resident_by_layer[layer], None)
         was_ahead = ahead is not None and ahead.layer == layer
         if ids.shape[0] <= FEW_TOKENS:
             self._fetch(layer, ids, is_awaited=True)
@@ -118,7 +118,7 @@ class DeviceFetches:
         if is_predicted:
             self._fetch_next()
         held = (ahead, ids)  # the side streams read them until they are joined
-        return Late(self._table.resident[layer], partial(self._join, layer, held, is_predicted=is_predicted))
+        return Late(self._table.resident_by_layer[layer], partial(self._join, layer, held, is_predicted=is_predicted))
 
     @torch.inference_mode()
     def take(self) -> Pending:
@@ -191,9 +191,9 @@ class DeviceFetches:
     ) -> None:
         arena = self._arena()
         fetch_needed(
-            ids, self._table.pages[layer], self._table.resident[layer], self._masters[layer], arena.storage,
-            arena.granule_bytes, num_tokens=(self._num_ahead if is_ahead else self._num_tokens).device, held=held,
-            is_ahead=is_ahead, counts=self._counts[layer], is_awaited=is_awaited, tuning=self.tuning,
+            ids, self._table.pages_by_layer[layer], self._table.resident_by_layer[layer], self._masters[layer],
+            arena.storage, arena.granule_bytes, num_tokens=(self._num_ahead if is_ahead else self._num_tokens).device,
+            held=held, is_ahead=is_ahead, counts=self._counts[layer], is_awaited=is_awaited, tuning=self.tuning,
         )  # fmt: skip
 
 

@@ -44,6 +44,10 @@ class DeviceTable:
         """Start with every row at page index 0 and every expert resident: nothing is fetched without an arena."""
         self._pages = Mirrored(np.zeros((num_layers, num_experts, MATRICES), dtype=np.int32), device)
         self._resident = Mirrored(np.ones((num_layers, num_experts), dtype=np.bool_), device)
+        self.pages_by_layer = self.pages.unbind()
+        """Of each layer [experts, 3]: views of `pages`, which take the host time to make."""
+        self.resident_by_layer = self.resident.unbind()
+        """Of each layer [experts]: views of `resident`."""
 
     @property
     def pages(self) -> torch.Tensor:

@@ -120,7 +120,7 @@ class PagedMoEMethod(FusedMoEMethodBase):
         mode = get_forward_context().cudagraph_runtime_mode if is_forward_context_available() else CUDAGraphMode.NONE
         is_piece = mode == CUDAGraphMode.PIECEWISE
         late = self.experts.prepare(self.layer_index, topk_ids, x, is_piece=is_piece)
-        arena, table = self.experts.arena, self.experts.table.pages[self.layer_index]
+        arena, table = self.experts.arena, self.experts.table.pages_by_layer[self.layer_index]
         operands = x, topk_weights, topk_ids, arena.up_pages, arena.down_pages, table
         return paged_moe_triton(*operands, late, self.experts.num_tokens) if x.is_cuda else paged_moe(*operands)
 

@@ -37,11 +37,12 @@ def paged_moe_triton(
 
     `late`: what may not be read at once; `num_tokens` [1] int32: the tokens that are real, the others pad the batch.
     """
-    from elasticmoe.kernels.launch import Batch, paged_moe
+    from elasticmoe.kernels.launch import Batch, compute
 
     weights, ids = topk_weights.float().contiguous(), topk_ids.int().contiguous()
-    if Batch(hidden, weights, ids, up_pages, down_pages, table).is_supported:
-        return paged_moe(hidden, weights, ids, up_pages, down_pages, table, late=late, num_tokens=num_tokens)
+    batch = Batch(hidden, weights, ids, up_pages, down_pages, table, num_tokens)
+    if batch.is_supported:
+        return compute(batch, late)
     if late is not None:
         late.join()
     if num_tokens is not None:  # it has no mask: what pads the batch computes with the first token's experts

@@ -1,4 +1,4 @@
-"""Runs the paged MoE: checks, workspace and grids. The one entry point is `paged_moe`.
+"""Runs the paged MoE: checks, workspace and grids. Entered by `paged_moe`, or `compute` if the checks were made.
 
 Everything is laid out from shapes alone: no sync, no size that depends on data, so calls can be captured in CUDA
 graphs and the table rewritten between replays.

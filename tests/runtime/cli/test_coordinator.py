@@ -43,6 +43,22 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--grace-s", "nan"), "--grace-s: want seconds from 0 to 1000000000, it is nan"),
+        (("--drain-s", "inf"), "--drain-s: want seconds from 0 to 1000000000, it is inf"),
+        (("--adopt-wait-s", "-1"), "--adopt-wait-s: want seconds from 0 to 1000000000, it is -1"),
+        (("--metrics-port", "99999"), "port 99999 for metrics can't be had"),
+    ],
+)
+def test_numbers_that_are_no_times_or_ports_are_refused(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    """By flag."""
+    done = _run("--socket", str(tmp_path / "s"), "--model", str(tmp_path), "--metrics-port", "0", *words)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize("taken", ["file", "folder"])
 def test_a_socket_that_cannot_be_made_is_refused(tmp_path: Path, taken: str) -> None:
     """A file stands at its path or at its folder's: it is named, and left as it is."""

@@ -40,3 +40,37 @@ def test_a_containers_first_process_ends_whatever_it_does(tmp_path: Path) -> Non
                 assert process.wait(END_S) == 128 + signal.SIGTERM
         finally:
             process.kill()
+
+
+def test_an_output_that_nobody_reads_is_no_fault() -> None:
+    """The command ends as if by the signal, and says nothing."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*MAIN, "serve", "--help"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_an_output_without_room_is_told_in_one_sentence() -> None:
+    """Status 2, not a traceback while the interpreter ends."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*MAIN, "serve", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("elasticmoe: want files and an output that can be used: [Errno 28] No space left")
+    assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_it_in_one_sentence(tmp_path: Path) -> None:
+    """Here it reads a file of which the rest never comes."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    usage = tmp_path / "usage.csv"
+    os.mkfifo(usage)
+    command = [*MAIN, "plan", "--model", str(tmp_path), "--gpu", "h200", "--usage", str(usage)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            with usage.open("w"):  # waits until it reads
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=END_S)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (128 + signal.SIGINT, "elasticmoe: interrupted\n")

@@ -228,3 +228,10 @@ def test_an_unknown_preset_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
         main(["make-model", "huge", str(tmp_path)])
     assert stopped.value.code == 2
     assert "tiny-qwen2" in capsys.readouterr().err
+
+
+def test_a_seed_that_no_generator_takes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is written."""
+    assert main(["make-model", "tiny", str(tmp_path / "model"), "--seed", "9" * 30]) == 2
+    assert "--seed: want a number of at most 4294967295, it is 999" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()

@@ -82,10 +82,14 @@ def test_room_for_kv_follows_from_the_gpu(arguments: list[str], capsys: pytest.C
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--kv-gib", "0"), "--kv-gib: want a number above 0, it is 0.0"),
-        (("--answer-tokens", "-1"), "--answer-tokens: want a number above 0, it is -1"),
-        (("--tpot-ms", "nan"), "--tpot-ms: want a number above 0, it is nan"),
-        (("--tpot-ms", "inf"), "--tpot-ms: want a number above 0, it is inf"),
+        (("--kv-gib", "0"), "--kv-gib: want a number above 0 and at most 1000000000, it is 0.0"),
+        (("--kv-gib", "1e300"), "--kv-gib: want a number above 0 and at most 1000000000, it is 1e+300"),
+        (("--answer-tokens", "-1"), "--answer-tokens: want a number above 0 and at most 1000000000, it is -1"),
+        (("--max-num-seqs", "9" * 20), "--max-num-seqs: want a number above 0 and at most 1000000000, it is 9999"),
+        (("--tpot-ms", "nan"), "--tpot-ms: want a number above 0 and at most 1000000000, it is nan"),
+        (("--tpot-ms", "inf"), "--tpot-ms: want a number above 0 and at most 1000000000, it is inf"),
+        (("--plot", "/"), "--plot /: want a file to write, that is a folder; name another"),
+        (("--plot", "/nowhere/a.svg"), "--plot /nowhere/a.svg: want a file to write, there is no folder /nowhere"),
         (("--gpu", "toaster"), "GPU 'toaster': want one of h200"),
         (("--kv-gib", "0.0001"), "one request of 256 tokens needs"),
         (("--max-model-len", "50"), "don't fit 50 at most"),
@@ -107,3 +111,11 @@ def test_weights_that_fill_the_gpu_are_told(
     (tmp_path / "gpu.json").write_text(json.dumps(gpu))
     assert main([*arguments, "--gpu", str(tmp_path / "gpu.json")]) == 2
     assert "--kv-gib: small has 1 GiB a GPU" in capsys.readouterr().err
+
+
+def test_a_plot_that_fails_takes_nothing_with_it(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What was simulated is printed before the file that can't be written is told."""
+    assert main([*arguments, *KV_GIB, "--plot", "/dev/full"]) == 2
+    shown = capsys.readouterr()
+    assert "The pool would help" in shown.out
+    assert "No space left on device" in shown.err.splitlines()[-1]

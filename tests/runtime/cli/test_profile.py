@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticmoe.runtime.cli.main import main
 from elasticmoe.runtime.cli.profile import read_requests
 from elasticmoe.runtime.errors import ConfigError
 
@@ -39,6 +40,8 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     """File and line."""
     with pytest.raises(ConfigError, match=r"requests\.jsonl:1: want one JSON object a line, but it can't be read"):
         read_requests(write(tmp_path, "hello"))
+    with pytest.raises(ConfigError, match=r"requests\.jsonl:1: want one JSON object a line, but it can't be read"):
+        read_requests(write(tmp_path, "[" * 100_000))
 
 
 def test_a_file_without_requests_is_refused(tmp_path: Path) -> None:
@@ -54,3 +57,21 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="can't be read"):
         read_requests(tmp_path / "bytes")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--max-tokens", "0"), "--max-tokens: want a number above 0, it is 0"),
+        (("--limit", "-1"), "--limit: want a number above 0, it is -1"),
+        (("-o", "/nowhere/out"), "--output /nowhere/out: want a file to write, there is no folder /nowhere"),
+        (("-o", "/"), "--output /: want a file to write, that is a folder"),
+    ],
+)
+def test_what_would_fail_in_the_end_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    """Before an engine starts and serves for nothing."""
+    path = write(tmp_path, '{"prompt": "one"}')
+    assert main(["profile", "nowhere", str(path), "-o", str(tmp_path / "out"), *words]) == 2
+    assert message in capsys.readouterr().err

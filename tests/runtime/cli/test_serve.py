@@ -67,6 +67,9 @@ def test_a_config_files_additional_config_is_not_lost(tmp_path: Path, line: str)
     file.write_text(f"port: 1\n{line}\n")
     with pytest.raises(ConfigError, match=r"serve\.yaml: its additional_config"):
         vllm_arguments(["M", f"--config={file}"])
+    file.write_bytes(b"\xff\n" + line.encode() + b"\n")
+    with pytest.raises(ConfigError, match=r"serve\.yaml: its additional_config"):
+        vllm_arguments(["M", f"--config={file}"])
 
 
 @pytest.mark.parametrize("allowed", ["", "other"])
@@ -88,6 +91,7 @@ def test_a_plugin_that_vllm_may_not_load_is_no_elastic_pool(monkeypatch: pytest.
         (["--elastic-tpot-ms", "0"], r"elasticmoe\.slo\.tpot_ms: .*greater than 0, but it is '0'"),
         (["--elastic-transport", "pigeon"], r"ELASTICMOE_TRANSPORT.*'pigeon'"),
         (["--additional-config", "[1]"], r"--additional-config: want a JSON object"),
+        (["--additional-config", "[" * 100_000], r"--additional-config: want a JSON object, it is '\[{80}'$"),
         (["--additional-config", '{"elasticmoe": 3}'], r"elasticmoe: .*3"),
         (["--additional-config.other", "1"], r"--additional-config\.other"),
         (["--additional_config.other=1"], r"--additional-config\.other"),

@@ -10,6 +10,9 @@ import threading
 from pathlib import Path
 
 from elasticmoe.runtime.contract.pool_names import METRICS_PORT
+from elasticmoe.runtime.errors import ConfigError
+
+MOST_S = 10**9
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -32,6 +35,9 @@ def run(args: argparse.Namespace) -> int:
     from elasticmoe.runtime.coordinator.server import Coordinator, Settings
     from elasticmoe.runtime.coordinator.store import PoolStore
 
+    for flag, seconds in (("grace", args.grace_s), ("adopt-wait", args.adopt_wait_s), ("drain", args.drain_s)):
+        if not 0 <= seconds <= MOST_S:
+            raise ConfigError(f"--{flag}-s: want seconds from 0 to {MOST_S}, it is {seconds}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     metrics = Metrics()
     port = metrics.serve(args.metrics_port)

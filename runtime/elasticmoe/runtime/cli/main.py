@@ -1,4 +1,4 @@
-"""The `elasticmoe` command: finds the subcommand and turns our errors into one sentence on stderr.
+"""The `elasticmoe` command: finds the subcommand and turns our errors, and files' faults, into one sentence on stderr.
 
 `serve` takes every flag of `vllm serve`, so its part of the command line goes to it as it is.
 """
@@ -20,9 +20,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _end)  # until the subcommand has its own way: a container's first process has none
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        status = _dispatch(words)
+        print(end="", flush=True)  # what can't be written is told now, not when the interpreter ends
     except ElasticMoEError as error:
         return refuse(str(error))
+    except BrokenPipeError:
+        _drop_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        _drop_output()
+        return refuse(f"want files and an output that can be used: {error}; name others, or make room")
+    except KeyboardInterrupt:
+        print("elasticmoe: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return status
+
+
+def _drop_output() -> None:
+    """Lose what stdout holds, if nobody reads it or it has no room; else the interpreter would try again."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def _end(number: int, _: FrameType | None) -> None:

@@ -15,6 +15,7 @@ from elasticmoe.runtime.errors import ConfigError
 
 _KIB: Final = 1024
 _MIB: Final = 1024**2
+MOST_SEED: Final = 2**32 - 1
 _READABLE: Final = 0o644  # safetensors writes 0600, but another user may serve the model
 
 
@@ -34,6 +35,9 @@ def run(args: argparse.Namespace) -> int:
 
     logging.disable_progress_bar()
     preset = PRESETS[args.preset]
+    if abs(args.seed) > MOST_SEED:
+        msg = f"--seed: want a number of at most {MOST_SEED}, it is {args.seed}; give a smaller one"
+        raise ConfigError(msg)
     started_s = time.monotonic()
     write_model(preset, args.dir, seed=args.seed, force=args.force)
     seconds = time.monotonic() - started_s

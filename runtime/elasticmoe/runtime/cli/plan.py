@@ -7,7 +7,6 @@ Simulates; needs no GPU, no torch and no vLLM.
 
 import argparse
 import json
-import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from elasticmoe.runtime.cli import plan_report
 from elasticmoe.runtime.cli.progress import progress
+from elasticmoe.runtime.cli.refuse import refuse_output
 from elasticmoe.runtime.errors import ConfigError
 from elasticmoe.runtime.simulator.advice import Advice, Lengths, advise
 from elasticmoe.runtime.simulator.hardware import GPUS, Gpu, find_gpu
@@ -28,6 +28,9 @@ USABLE_MEMORY = 0.9
 """vLLM's default --gpu-memory-utilization."""
 ACTIVATIONS_BYTES = 2**30
 """What vLLM leaves for activations, roughly, where it isn't told how much room KV has."""
+
+MOST = 10**9
+"""Of any number on the command line: no deployment has more, and it is far from where arithmetic ends."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -68,13 +71,13 @@ def run(args: argparse.Namespace) -> int:
     lengths = Lengths(args.prompt_tokens, args.answer_tokens)
     with progress("plan") as shown:
         advice = advise(usage, system, lengths, Slo(tpot_s=args.tpot_ms / 1000), shown.begin)
+    if args.json:
+        print(json.dumps(to_json(usage, system, advice), indent=1), flush=True)
+    else:
+        print(plan_report.table(usage, system, advice, args.tpot_ms), flush=True)
     if args.plot is not None:
         args.plot.write_text(plan_report.draw(usage, advice), encoding="utf-8")
         print(f"plan: wrote {args.plot}", file=sys.stderr)
-    if args.json:
-        print(json.dumps(to_json(usage, system, advice), indent=1))
-    else:
-        print(plan_report.table(usage, system, advice, args.tpot_ms))
     return 0
 
 
@@ -111,5 +114,8 @@ def to_json(usage: Usage, system: System, advice: Advice) -> dict[str, Any]:
 def _check(args: argparse.Namespace) -> None:
     names = ("prompt_tokens", "answer_tokens", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "tpot_ms")
     for name in (*names, *(("kv_gib",) if args.kv_gib is not None else ())):
-        if not 0 < getattr(args, name) < math.inf:
-            raise ConfigError(f"--{name.replace('_', '-')}: want a number above 0, it is {getattr(args, name)}")
+        if not 0 < getattr(args, name) <= MOST:
+            flag, given = name.replace("_", "-"), getattr(args, name)
+            raise ConfigError(f"--{flag}: want a number above 0 and at most {MOST}, it is {given}")
+    if args.plot is not None:
+        refuse_output("--plot", args.plot)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from elasticmoe.runtime.cli.refuse import refuse_output
 from elasticmoe.runtime.errors import ConfigError
 
 Request = str | list[dict[str, Any]]
@@ -33,6 +34,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Run the requests and write the profile; 0 when done."""
+    for flag, number in (("--max-tokens", args.max_tokens), ("--limit", args.limit)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{flag}: want a number above 0, it is {number}")
+    refuse_output("--output", args.output)
     requests = read_requests(args.requests)[: args.limit]
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the counts are read from the engine core
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
@@ -63,7 +68,7 @@ def read_requests(path: Path) -> Sequence[Request]:
 def _request(where: str, line: str) -> Request:
     try:
         document: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         message = f"{where}: want one JSON object a line, but it can't be read ({error})"
         raise ConfigError(message) from error
     if isinstance(document, Mapping):

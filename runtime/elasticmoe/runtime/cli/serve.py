@@ -119,7 +119,9 @@ def _refuse_hidden_config(words: list[str]) -> None:
     path = parser.parse_known_args(words)[0].config
     if path is None or not path.is_file():  # vLLM tells what is wrong with it
         return
-    if re.search(r"""^[{"'\s]*additional[-_]config\b""", path.read_text(encoding="utf-8"), re.MULTILINE):
+    if re.search(
+        r"""^[{"'\s]*additional[-_]config\b""", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
+    ):
         message = f"--config {path}: its additional_config would be replaced; give it as --additional-config instead"
         raise ConfigError(message)
 
@@ -134,10 +136,10 @@ def _take_additional_config(words: list[str]) -> tuple[dict[str, Any], list[str]
     own, rest = parser.parse_known_args(words)
     try:
         given = json.loads(own.additional_config)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
-        message = f"--additional-config: want a JSON object, it is {own.additional_config!r}"
+        message = f"--additional-config: want a JSON object, it is {own.additional_config[:80]!r}"
         raise ConfigError(message)
     return given, rest
 

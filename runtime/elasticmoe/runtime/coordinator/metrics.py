@@ -28,7 +28,7 @@ class Metrics:
         """Answer scrapes on all interfaces from a thread of its own; returns the port, a free one for port 0."""
         try:
             server, _ = start_http_server(port, registry=self._registry)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             message = f"port {port} for metrics can't be had ({error}); give --metrics-port another"
             raise CoordinatorError(message) from error
         return int(server.server_port)

@@ -21,11 +21,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.matrix.cells import FORM
-from bench.matrix.combine import combine
+from bench.matrix.combine import combine, refuse_other_rows
 from bench.matrix.page import put
 from bench.matrix.report import draw, report
 from bench.matrix.run import run
 from bench.matrix.systems import SYSTEMS
+from bench.serving.errors import BadScenario
+from bench.serving.files import end_in_a_sentence, read_part, read_text, write_whole
 from bench.serving.meta import ROOT
 
 
@@ -71,27 +73,37 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Run one system, combine the runs or report of them; returns the exit status."""
     args = make_parser().parse_args()
+    _refuse_wrong_numbers(args)
     {"run": run, "combine": _combine, "report": _report}[args.command](args)
     return 0
 
 
+def _refuse_wrong_numbers(args: argparse.Namespace) -> None:
+    """Raise BadScenario for a number that no run can have, before an engine starts."""
+    for name in ("tp", "max_kv_gib", "max_model_len", "max_num_seqs", "requests", "seconds", "bus_gb_s", "deadline_s"):
+        value = getattr(args, name, None)
+        if value is not None and not value > 0:
+            raise BadScenario(f"--{name.replace('_', '-')}: want a number above 0, it is {value}")
+
+
 def _combine(args: argparse.Namespace) -> None:
-    meta = None if args.meta is None else json.loads(args.meta.read_text(encoding="utf-8"))["meta"]
+    meta = None if args.meta is None else read_part(args.meta, "meta", dict)
     result = combine(args.runs, args.device, args.commit, meta=meta, keep=args.keep)
-    args.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    write_whole(args.out, json.dumps(result) + "\n")
     print(f"{len(result['rows'])} rows in {args.out}")
 
 
 def _report(args: argparse.Namespace) -> None:
-    rows = json.loads(args.result.read_text(encoding="utf-8"))["rows"]
-    args.plots.mkdir(parents=True, exist_ok=True)
-    (args.plots / "serving.svg").write_text(draw(rows), encoding="utf-8")
-    text = report(rows)
-    if args.page is None:
+    rows = read_part(args.result, "rows", list)
+    refuse_other_rows(rows, str(args.result))
+    text, plot = report(rows), draw(rows)
+    page = None if args.page is None else put(read_text(args.page), "serving", text)
+    write_whole(args.plots / "serving.svg", plot)
+    if page is None:
         print(text)
     else:
-        args.page.write_text(put(args.page.read_text(encoding="utf-8"), "serving", text), encoding="utf-8")
+        write_whole(args.page, page)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_in_a_sentence(main))

@@ -1,7 +1,7 @@
 """Simulates every policy in every cell (GPU, routing, KV room, workload), and the Rimuru paper's case.
 
     python bench/simulator.py            # all cells, about 4 minutes on one core
-    python bench/simulator.py --gpu h200 # those of one GPU
+    python bench/simulator.py --gpu h200 --out FILE  # those of one GPU
     python bench/simulator.py --again goodput  # one policy anew in the result that is there
 
 Rows: a policy in a cell, its tokens/s over stock's in the same cell, whether the P99 of TPOT and TTFT keep their SLO
@@ -18,6 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/simulator.py` finds `bench`
 
+from bench.serving.errors import BadScenario
+from bench.serving.files import end_in_a_sentence, parse_object, read_part, read_text, write_whole
 from bench.serving.meta import ROOT, collect_meta
 from bench.serving.progress import say
 from bench.simulation import rimuru
@@ -76,6 +78,16 @@ def run_rimuru() -> dict[str, object]:
     return {"fitted_to_stock": asdict(fitted), "rows": rows}
 
 
+def read_earlier(path: Path) -> tuple[list[Row], dict[str, Any], dict[str, Any]]:
+    """The rows of an earlier result, where those came from, and the paper's case; BadScenario if it is none."""
+    rows, meta, case = (read_part(path, key, kind) for key, kind in (("rows", list), ("meta", dict), ("rimuru", dict)))
+    try:
+        found = [Row(**row) for row in rows]
+    except TypeError as error:
+        raise BadScenario(f"{path}: want rows of this bench ({error}); leave out --again to make them anew") from error
+    return found, parse_object(read_text(path), str(path)).get("meta_of_other_rows", meta), case
+
+
 def main() -> int:
     """0 if the result was written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,21 +96,27 @@ def main() -> int:
     parser.add_argument("--again", choices=[name for name in POLICIES if name], help=again)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where the result goes (%(default)s)")
     args = parser.parse_args()
+    if args.gpu and (args.again or args.out == DEFAULT_OUT):
+        parser.error(
+            "--gpu wants another --out: a part of the cells would replace all; --again takes those of the result"
+        )
+    if args.out.is_dir():
+        parser.error(f"--out {args.out}: want a file, that is a folder")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"meta": asdict(collect_meta())}
     if args.again:
-        earlier = json.loads(args.out.read_text(encoding="utf-8"))
-        result |= {"again": args.again, "meta_of_other_rows": earlier.get("meta_of_other_rows", earlier["meta"])}
-        rows, case = rerun_policy(args.again, [Row(**row) for row in earlier["rows"]]), earlier["rimuru"]
+        earlier, meta, case = read_earlier(args.out)
+        result |= {"again": args.again, "meta_of_other_rows": meta}
+        rows = rerun_policy(args.again, earlier)
     else:
-        rows, case = run_cells(tuple(args.gpu or GPUS)), run_rimuru()
+        rows, case = run_cells(tuple(dict.fromkeys(args.gpu or GPUS))), run_rimuru()
     verdict = judge(rows)
     result |= {"rows": dump(rows), "verdict": verdict, "rimuru": case}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_whole(args.out, json.dumps(result, indent=1) + "\n")
     say(f"goodput misses, of {verdict['num_cells']} cells: {verdict['num_missed']}")
     say(f"Wrote {args.out}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_in_a_sentence(main))

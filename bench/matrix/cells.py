@@ -14,8 +14,8 @@ ANY_BUS = {"bus_gb_s": None}
 """Stock fetches nothing, so what it gave without a throttled bus stands beside every bus."""
 FORM = "workload:routing:kv_gib[@rate][+logprobs][xREPEATS]"
 _SPEC = re.compile(
-    r"(?P<workload>\w+):(?P<routing>\w+):(?P<kv>[0-9.]+)"
-    r"(@(?P<rate>[0-9.]+))?(?P<logprobs>\+logprobs)?(x(?P<repeats>[0-9]+))?"
+    r"(?P<workload>\w+):(?P<routing>\w+):(?P<kv>[0-9]*\.?[0-9]+)"
+    r"(@(?P<rate>[0-9]*\.?[0-9]+))?(?P<logprobs>\+logprobs)?(x(?P<repeats>[1-9][0-9]{0,2}))?"
 )
 
 
@@ -47,8 +47,12 @@ def parse_cells(spec: str) -> tuple[Cell, ...]:
         if (match["workload"] == "open") != (match["rate"] is not None):
             raise BadScenario(f"wanted @rate for open and for nothing else, it is {part!r}")
         rate = float(match["rate"]) if match["rate"] else None
+        if float(match["kv"]) == 0 or rate == 0:
+            raise BadScenario(f"wanted GiB and a rate above 0, it is {part!r}")
         one = Cell(match["workload"], match["routing"], float(match["kv"]), rate, match["logprobs"] is not None)
         for _ in range(int(match["repeats"] or 1)):
             cells.append(replace(one, repeat=repeats[one]))
             repeats[one] += 1
+    if not cells:
+        raise BadScenario(f"wanted {FORM} at least once, there is no cell in {spec!r}")
     return tuple(cells)

@@ -1,6 +1,5 @@
 """One result out of the runs of all systems: ratios to stock, tokens beside the replay's. Pure but for its files."""
 
-import json
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -10,8 +9,12 @@ from typing import Any
 
 from bench.matrix.agreement import agreements
 from bench.matrix.cells import ANY_BUS, CELL
+from bench.serving.errors import BadScenario
+from bench.serving.files import parse_object, read_text
 from bench.serving.meta import collect_meta
 
+NEEDED = ("system", "repeat", "tok_s")
+"""What each row has beside its cell."""
 RIVAL, OURS, REPLAY = "stock-graphs", "ours", "replay"
 
 
@@ -21,16 +24,37 @@ def tokens_path(out: Path) -> Path:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file of JSON lines; the last may be broken off, and is left out then."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    """Return the objects of a file of JSON lines, none without a file; raises BadScenario for a line that is none.
+
+    The last line may be broken off, and is left out then.
+    """
+    lines = read_text(path).splitlines() if path.exists() else []
     objects: list[dict[str, Any]] = []
-    for number, line in enumerate(lines):
+    for number, line in enumerate(lines, start=1):
         try:
-            objects.append(json.loads(line))
-        except ValueError:
-            if number + 1 < len(lines):
+            objects.append(parse_object(line, f"{path}:{number}"))
+        except BadScenario:
+            if number < len(lines) or line.endswith("}"):
                 raise
     return objects
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's file; raises BadScenario if it has none."""
+    rows = read_lines(path)
+    if not rows:
+        there = "it has none" if path.exists() else "there is no such file"
+        raise BadScenario(f"{path}: want rows of `run`, {there}; leave it out or name another")
+    refuse_other_rows(rows, str(path))
+    return rows
+
+
+def refuse_other_rows(rows: Iterable[Any], where: str) -> None:
+    """Raise BadScenario if one of the rows isn't a run of a cell."""
+    for row in rows:
+        lacks = [name for name in (*CELL, *NEEDED) if not isinstance(row, dict) or name not in row]
+        if lacks:
+            raise BadScenario(f"{where}: want rows of cells, one has no {', '.join(lacks)}; name another file")
 
 
 def cell_of(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -88,12 +112,15 @@ def combine(
     """Return the whole result, with this machine's meta data if none are given.
 
     A row that a later file or line has again replaces the earlier one; with `keep` a later file's is a further repeat.
+    Raises BadScenario for a file that has no rows, or is named twice.
     """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise BadScenario(f"want each run once, one is named twice: {', '.join(map(str, paths))}")
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     tokens: dict[tuple[Any, ...], dict[str, Any]] = {}
     for path in paths:
         before = Counter((system, *cell) for system, *cell, _ in rows) if keep else Counter()
-        for row in read_lines(path):
+        for row in read_rows(path):
             repeat = row["repeat"] + before[row["system"], *cell_of(row)]
             key = row["system"], *cell_of(row), repeat
             rows[key] = row | {"repeat": repeat}

@@ -17,6 +17,7 @@ from bench.matrix.plans import Noted, PlanLog
 from bench.matrix.room import Room
 from bench.matrix.systems import GIB, SYSTEMS, Model, freed_bytes, read_model, start_engine
 from bench.matrix.workloads import Arrival, Sizes, make_prompts, plan_arrivals
+from bench.serving.errors import BadScenario
 from bench.serving.progress import say
 
 WARM_REQUESTS, WARM_OUT = 64, 16
@@ -176,8 +177,10 @@ def turn(path: Path | None, *, with_others: bool = False) -> Iterator[None]:
 def run(args: Namespace) -> None:
     """Run one system through the cells of the command line."""
     cells = parse_cells(args.cells)
-    for cell in cells:  # so that one without requests is refused before the engine starts
+    for cell in cells:  # so that one without requests or room is refused before the engine starts
         plan_arrivals(cell, _sizes(args))
+        if cell.kv_gib > args.max_kv_gib:
+            raise BadScenario(f"wanted {cell.kv_gib:g} GiB for KV, there are {args.max_kv_gib:g}: raise --max-kv-gib")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with turn(args.turns, with_others=True):
         bench = Bench(args)
@@ -194,6 +197,8 @@ def _key(cell: list[Any], repeat: int) -> str:
 
 def _read_plans(path: Path | None) -> dict[str, Noted]:
     entries = [] if path is None else read_lines(tokens_path(path))
+    if path is not None and not entries:
+        raise BadScenario(f"--follow {path}: want a run with {tokens_path(path)} beside it, there is nothing in it")
     return {_key(entry["cell"], entry["repeat"]): entry["plans"] for entry in entries}
 
 

@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.matrix.page import put, table
+from bench.serving.files import end_in_a_sentence, parse_object, read_part, read_text, write_whole
 
 IDLE_US = 50.0
 """A fetch up to this long copied nothing: one expert takes 190."""
@@ -141,18 +142,18 @@ def main() -> int:
     args = parser.parse_args()
     if args.out and not (args.meta and args.commit):
         parser.error("--out wants --meta and --commit")
-    profile = json.loads(args.profile.read_text(encoding="utf-8"))
+    profile = parse_object(read_text(args.profile), str(args.profile))
     cases = profile.get("cases", profile)
     text = report(cases, args.layers)
     if args.out:
-        meta = json.loads(args.meta.read_text(encoding="utf-8"))["meta"] | {"commit": args.commit}
-        args.out.write_text(json.dumps({"meta": meta, "cases": cases}) + "\n", encoding="utf-8")
+        meta = read_part(args.meta, "meta", dict) | {"commit": args.commit}
+        write_whole(args.out, json.dumps({"meta": meta, "cases": cases}) + "\n")
     elif args.page:
-        args.page.write_text(put(args.page.read_text(encoding="utf-8"), "timeline", text), encoding="utf-8")
+        write_whole(args.page, put(read_text(args.page), "timeline", text))
     else:
         print(text)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_in_a_sentence(main))

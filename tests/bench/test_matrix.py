@@ -51,7 +51,10 @@ def test_a_spec_names_cells_and_their_repeats() -> None:
     )
 
 
-@pytest.mark.parametrize("spec", ["closed:skewed", "shut:flat:1", "closed:round:1", "open:flat:1", "light:flat:1@2"])
+WRONG = "closed:skewed shut:flat:1 closed:round:1 open:flat:1 light:flat:1@2 open:flat:1@0 closed:flat:0 closed:flat:."
+
+
+@pytest.mark.parametrize("spec", [*WRONG.split(), "closed:flat:1.2.3", "closed:flat:1x0", "closed:flat:1x9999"])
 def test_a_spec_that_is_none_is_refused(spec: str) -> None:
     """The sentence names the part; only the open loop has a rate, and it must have one."""
     with pytest.raises(BadScenario, match=spec):
@@ -234,7 +237,7 @@ def test_a_line_that_was_broken_off_is_left_out(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n{"a": ')
     assert read_lines(path) == [{"a": 1}]
     path.write_text('{"a": \n{"a": 1}\n')
-    with pytest.raises(ValueError, match="Expecting value"):
+    with pytest.raises(BadScenario, match=r"rows\.jsonl:1: want a JSON object, it can't be read \(Expecting value"):
         read_lines(path)
 
 

@@ -1,0 +1,130 @@
+"""What a bench's command line says of files that it can't use, and what becomes of those that are there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.serving.errors import BadScenario
+from bench.serving.files import read_part, write_whole
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ROW: dict[str, Any] = {
+    "workload": "closed", "routing": "flat", "kv_gib": 1.0, "gpus": 1, "bus_gb_s": None, "rate": None,
+    "has_logprobs": False, "system": "ours", "repeat": 0, "tok_s": 10.0,
+}  # fmt: skip
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "want a text file, it can't be read"),
+        (b"\xff", "want a text file, it can't be read"),
+        (b"", "want a JSON object, it can't be read"),
+        (b"[" * 100_000, "want a JSON object, it can't be read"),
+        (b"[1]", "want a JSON object, it is a list"),
+        (b"{}", "want a result with 'rows' in it, there is none"),
+        (b'{"rows": 3}', "want a result with 'rows' in it, there is none"),
+    ],
+)
+def test_a_file_that_is_no_result_is_named(tmp_path: Path, content: bytes | None, message: str) -> None:
+    """With what was wanted of it."""
+    path = tmp_path / "result.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadScenario, match=rf"result\.json: {message}"):
+        read_part(path, "rows", list)
+
+
+def test_a_text_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Through a link too; what was there stays when it can't be written, and no part of the new one does."""
+    path, link = tmp_path / "result.json", tmp_path / "link.json"
+    path.write_text("old")
+    link.symlink_to(path)
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(link, "new \ud800")
+    assert path.read_text() == "old"
+    write_whole(link, "new")
+    assert (path.read_text(), link.is_symlink()) == ("new", True)
+    assert sorted(tmp_path.iterdir()) == [link, path]
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        (["gone"], "gone: want rows of `run`, there is no such file; leave it out or name another"),
+        (["a", "empty"], "empty: want rows of `run`, it has none"),
+        (["a", "a"], "want each run once, one is named twice"),
+        (["other"], "other: want rows of cells, one has no workload"),
+    ],
+)
+def test_runs_that_are_none_leave_the_result_as_it_is(tmp_path: Path, runs: list[str], message: str) -> None:
+    """One sentence, status 1: a wrong name doesn't replace a result by an empty one."""
+    (tmp_path / "a").write_text(json.dumps(ROW) + "\n")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "other").write_text('{"repeat": 0, "system": "ours"}\n')
+    out = tmp_path / "result.json"
+    out.write_text("old")
+    paths = [str(tmp_path / name) for name in runs]
+    done = _run("-m", "bench.serving_h200", "combine", *paths, "--device", "none", "--out", str(out))
+    assert (done.returncode, out.read_text()) == (1, "old")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_page_that_is_none_leaves_the_plot_as_it_is(tmp_path: Path) -> None:
+    """Nothing is written before all that is to be written is known."""
+    result, page = tmp_path / "result.json", tmp_path / "page.md"
+    result.write_text(json.dumps({"rows": [ROW | {"num_requests": 1, "ratio": 1.0}]}))
+    page.write_text("no part\n")
+    words = ["report", str(result), "--page", str(page), "--plots", str(tmp_path / "plots")]
+    done = _run("-m", "bench.serving_h200", *words)
+    assert done.returncode == 1
+    assert done.stderr.startswith("The bench failed: wanted <!-- serving -->")
+    assert not (tmp_path / "plots").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cells", ","], "at least once, there is no cell in ','"),
+        (["--cells", "closed:flat:1", "--requests", "0"], "--requests: want a number above 0, it is 0"),
+        (["--cells", "closed:flat:1", "--seconds", "nan"], "--seconds: want a number above 0, it is nan"),
+        (["--cells", "closed:flat:9"], "wanted 9 GiB for KV, there are 8: raise --max-kv-gib"),
+        (
+            ["--cells", "closed:flat:1", "--follow", "gone"],
+            "gone: want a run with gone.tokens.jsonl beside it",
+        ),
+        (["--cells", "closed:flat:1", "--model", "gone"], "No such file or directory: 'gone'"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(tmp_path: Path, words: list[str], message: str) -> None:
+    """Before an engine starts."""
+    least = ["--system", "ours", "--model", "bench/models/qwen3-30b-a3b.json", "--out", str(tmp_path / "rows")]
+    done = _run("-m", "bench.serving_h200", "run", *least, *words)
+    assert done.returncode == 1
+    assert message in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "rows").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "h200"], "--gpu wants another --out"),
+        (["--again", "goodput", "--out", "gone"], "gone: want a text file, it can't be read"),
+        (["--again", "goodput", "--out", "bench/results/serving-h200.json"], "serving-h200.json: want "),
+        (["--out", "bench"], "--out bench: want a file, that is a folder"),
+    ],
+)
+def test_a_simulation_that_would_lose_something_is_refused(words: list[str], message: str) -> None:
+    """A part of the table does not replace all of it, and another file's rows are no earlier ones."""
+    done = _run("bench/simulator.py", *words)
+    assert done.returncode != 0
+    assert message in done.stderr.splitlines()[-1]

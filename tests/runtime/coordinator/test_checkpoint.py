@@ -49,6 +49,10 @@ def test_an_index_without_files_is_refused(tmp_path: Path) -> None:
 def test_the_shape_comes_from_config_json(tiny: Path, tmp_path: Path) -> None:
     """As the engine's does; a folder without one, or of another model, is refused."""
     assert read_shape(tiny).num_experts > 1
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"config\.json can't be read"):
+        read_shape(tmp_path)
+    (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json can't be read .* give --model the folder"):
         read_shape(tmp_path)
     (tmp_path / "config.json").write_text("{}")
@@ -70,6 +74,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
         struct.pack("<Q", 0),
         struct.pack("<Q", 2**60),
         struct.pack("<Q", 4) + b"[[[[",
+        struct.pack("<Q", 100_000) + b"[" * 100_000,
         b"version https://",
     ],
 )

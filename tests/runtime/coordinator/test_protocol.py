@@ -90,6 +90,7 @@ def test_an_end_is_none_wherever_it_comes(pair: Pair, cut: int) -> None:
         (_frame({"version": 1, "kind": "kept", "more": 1}), "message 'kept', kept.more"),
         (_frame([1]), "want a JSON object"),
         (struct.pack("!I", 3) + b"{{{", "want a JSON object"),
+        (struct.pack("!I", 100_000) + b"[" * 100_000, "want a JSON object"),
         (struct.pack("!I", 2**20 + 1), "a frame of 1048577 bytes .* at most 1048576"),
     ],
 )

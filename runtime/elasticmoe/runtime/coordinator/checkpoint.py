@@ -61,7 +61,7 @@ def parse_header(raw: bytes, path: Path, file_bytes: int) -> dict[str, TensorPla
         header = json.loads(raw)
         data = _LENGTH.size + len(raw)
         places = {name: _parse_place(entry, path, data) for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"{path} is no safetensors file: its header can't be read; fetch it anew"
         raise CheckpointError(message) from error
     end = max((place.end for place in places.values()), default=0)
@@ -95,6 +95,6 @@ def _list_files(folder: Path) -> list[Path]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         message = f"{path} can't be read ({error}); give --model the folder of a whole checkpoint"
         raise CheckpointError(message) from error

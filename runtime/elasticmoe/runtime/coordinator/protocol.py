@@ -84,7 +84,7 @@ def decode(body: bytes) -> Message:
     try:
         fields = json.loads(body)
         version = fields.pop("version", None)
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         message = f"want a JSON object on the coordinator's socket, it was {body[:40]!r}; connect only elasticmoe"
         raise CoordinatorError(message) from error
     if version != VERSION:

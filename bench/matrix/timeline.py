@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.matrix.page import put, table
+from bench.serving.errors import BadScenario
 from bench.serving.files import end_in_a_sentence, parse_object, read_part, read_text, write_whole
 
 IDLE_US = 50.0
@@ -144,7 +145,10 @@ def main() -> int:
         parser.error("--out wants --meta and --commit")
     profile = parse_object(read_text(args.profile), str(args.profile))
     cases = profile.get("cases", profile)
-    text = report(cases, args.layers)
+    try:
+        text = report(cases, args.layers)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise BadScenario(f"{args.profile}: want a profile of layers that fetch for themselves ({error!r})") from error
     if args.out:
         meta = read_part(args.meta, "meta", dict) | {"commit": args.commit}
         write_whole(args.out, json.dumps({"meta": meta, "cases": cases}) + "\n")

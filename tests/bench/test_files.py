@@ -114,6 +114,14 @@ def test_a_run_that_cannot_be_is_refused(tmp_path: Path, words: list[str], messa
     assert not (tmp_path / "rows").exists()
 
 
+@pytest.mark.parametrize("name", ["simulator.json", "profile-h200-lookahead.json"])
+def test_a_profile_without_the_layers_that_are_read_is_refused(name: str) -> None:
+    """Another result, or one in which each layer's experts were fetched ahead."""
+    done = _run("-m", "bench.matrix.timeline", f"bench/results/{name}")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"The bench failed: bench/results/{name}: want a profile of layers")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

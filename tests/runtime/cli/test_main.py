@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from elasticmoe.runtime.cli import plan
+from elasticmoe.runtime.cli.main import main
 from tests.runtime.cli.first_process import FIRST_PROCESS, find_first, need_namespaces
 from tests.runtime.simulator.models import TINY
 
@@ -74,3 +78,16 @@ def test_ctrl_c_ends_it_in_one_sentence(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert (process.returncode, errors) == (128 + signal.SIGINT, "elasticmoe: interrupted\n")
+
+
+def test_a_librarys_own_sentence_stands_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some raise OSError for what no system said, in several lines."""
+
+    def fail(*_: object) -> None:
+        raise OSError("no such model,\nlook elsewhere")
+
+    monkeypatch.setattr(plan, "read_served", fail)
+    assert main(["plan", "--model", str(tmp_path), "--gpu", "h200", "--usage", "x.csv"]) == 2
+    assert capsys.readouterr().err == "elasticmoe: no such model, look elsewhere\n"

@@ -29,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except OSError as error:
         _drop_output()
-        return refuse(f"want files and an output that can be used: {error}; name others, or make room")
+        is_the_systems = error.errno is not None  # libraries raise their own sentences as OSError
+        wanted = f"want files and an output that can be used: {error}; name others, or make room"
+        return refuse(wanted if is_the_systems else " ".join(str(error).split()))
     except KeyboardInterrupt:
         print("elasticmoe: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

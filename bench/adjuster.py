@@ -22,6 +22,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
+from bench.serving.arguments import count, new_file  # noqa: E402 -- found through the line above
+from bench.serving.files import end_in_a_sentence, write_whole  # noqa: E402 -- found through the line above
 from bench.serving.meta import collect_meta  # noqa: E402 -- found through the line above
 from elasticmoe.runtime.adjuster.adjuster import IDLE, Adjuster, Demand  # noqa: E402
 from elasticmoe.runtime.adjuster.sample import StepSample  # noqa: E402
@@ -217,12 +219,12 @@ def measure(bench: Bench, situation: Situation, num_steps: int) -> Iterator[floa
             yield time.thread_time() - started_s
 
 
-def main() -> None:
-    """Measure every case and write the result."""
+def main() -> int:
+    """Measure every case and write the result; 0 when done."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=128, help="steps of each case (default 128)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each case, of which a step's fastest counts")
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--steps", type=count, default=128, help="steps of each case (default 128)")
+    parser.add_argument("--repeats", type=count, default=3, help="runs of each case, of which a step's fastest counts")
+    parser.add_argument("--output", type=new_file, default=RESULT)
     args = parser.parse_args()
     meta, rows = asdict(collect_meta()), []
     for size, policy, name in product(SIZES, POLICIES, SITUATIONS):
@@ -230,7 +232,8 @@ def main() -> None:
         rows.append(asdict(row))
         times = f"{row.us_per_step:8.1f} µs  median {row.median_us:8.1f}  p99 {row.p99_us:8.1f}"
         print(f"{row.case:48} {times}  {row.bytes / 1e6:5.1f} MB", flush=True)
-    args.output.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n", "utf-8")
+    write_whole(args.output, json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
+    return 0
 
 
 def measure_case(size: Size, policy: PolicyName, name: str, num_steps: int, repeats: int) -> Row:
@@ -254,4 +257,4 @@ def count_bytes(size: Size, policy: PolicyName) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(end_in_a_sentence(main))

@@ -17,8 +17,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/burst_cpu.py` finds `bench`
 
+from bench.serving.arguments import count, new_file
 from bench.serving.burst import BurstResult
 from bench.serving.errors import BenchError
+from bench.serving.files import end_in_a_sentence, write_whole
 from bench.serving.meta import ROOT, collect_meta
 from bench.serving.model import ensure_tiny_model
 from bench.serving.progress import say
@@ -90,9 +92,9 @@ def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a Qwen3-MoE checkpoint (default: the tiny model, made if missing)")
-    parser.add_argument("--requests", type=int, default=Load().num_requests, help="requests in a burst (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="bursts per system (%(default)s)")
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where the result goes (%(default)s)")
+    parser.add_argument("--requests", type=count, default=Load().num_requests, help="requests in a burst (%(default)s)")
+    parser.add_argument("--repeats", type=count, default=3, help="bursts per system (%(default)s)")
+    parser.add_argument("--out", type=new_file, default=DEFAULT_OUT, help="where the result goes (%(default)s)")
     parser.add_argument("--logs", type=Path, default=DEFAULT_LOGS, help="folder of the servers' logs (%(default)s)")
     return parser.parse_args()
 
@@ -120,10 +122,10 @@ def main() -> int:
     except BenchError as error:
         say(f"The bench failed: {error}")
         return 1
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_whole(args.out, json.dumps(result, indent=1) + "\n")
     say(f"Wrote {args.out}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_in_a_sentence(main))

@@ -11,9 +11,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/demo.py` finds `bench`
 
+from bench.serving.arguments import count
 from bench.serving.burst import BurstResult
 from bench.serving.client import OpenAIClient
 from bench.serving.errors import BenchError
+from bench.serving.files import end_in_a_sentence
 from bench.serving.meta import ROOT
 from bench.serving.model import ensure_tiny_model
 from bench.serving.progress import say
@@ -121,7 +123,9 @@ def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a Qwen3-MoE checkpoint (default: the tiny model, made if missing)")
-    parser.add_argument("--requests", type=int, default=Load().num_requests, help="requests in the burst (%(default)s)")
+    parser.add_argument(
+        "--requests", type=count, default=Load().num_requests, help="requests in the burst (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="draws lengths and prompts (%(default)s)")
     parser.add_argument("--logs", type=Path, default=DEFAULT_LOGS, help="folder of the servers' logs (%(default)s)")
     return parser.parse_args()
@@ -144,4 +148,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_in_a_sentence(main))

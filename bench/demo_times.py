@@ -19,7 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/demo_times.py` finds `bench`
 
+from bench.serving.arguments import new_file
 from bench.serving.errors import BenchError
+from bench.serving.files import end_in_a_sentence, write_whole
 from bench.serving.meta import ROOT, collect_meta
 from bench.serving.progress import say
 
@@ -107,14 +109,14 @@ def run_both(folder: Path) -> list[Run]:
 def main() -> int:
     """0 if both runs succeeded within their goals."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=OUT, help="the result (%(default)s)")
+    parser.add_argument("--out", type=new_file, default=OUT, help="the result (%(default)s)")
     args = parser.parse_args()
     LOGS.mkdir(parents=True, exist_ok=True)
     meta, packages = collect_meta(), find_debian_packages()
     with tempfile.TemporaryDirectory(prefix="elasticmoe-cold-", dir=Path.home()) as folder:
         runs = run_both(Path(folder))
     result = {"meta": asdict(meta), "debian_packages_there": packages, "runs": [asdict(run) for run in runs]}
-    args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_whole(args.out, json.dumps(result, indent=2) + "\n")
     is_kept = all(
         r.exit_status == 0 and r.seconds <= r.goal_s and r.longest_silence_s <= LONGEST_SILENCE_S for r in runs
     )
@@ -123,4 +125,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_in_a_sentence(main))

@@ -33,7 +33,9 @@ from bench.cluster.install import (
 )
 from bench.cluster.kubectl import Kubectl, wait_until
 from bench.cluster_demo import EXAMPLE
+from bench.serving.arguments import count, new_file
 from bench.serving.errors import BenchError
+from bench.serving.files import end_in_a_sentence, write_whole
 from bench.serving.meta import ROOT, collect_meta
 from bench.serving.metrics import parse
 from bench.serving.progress import say
@@ -113,9 +115,9 @@ def run_repeat(target: Target, preset: str, repeat: int) -> list[Start]:
 def main() -> int:
     """0 if warm starts are quicker and read nothing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3, help="of each (%(default)s)")
+    parser.add_argument("--repeats", type=count, default=3, help="of each (%(default)s)")
     parser.add_argument("--preset", choices=sorted(MEMORY), default="medium", help="the model (%(default)s)")
-    parser.add_argument("--out", type=Path, default=OUT, help="the result (%(default)s)")
+    parser.add_argument("--out", type=new_file, default=OUT, help="the result (%(default)s)")
     args = parser.parse_args()
     add_binaries_to_path()
     meta = collect_meta()
@@ -131,11 +133,11 @@ def main() -> int:
         return 1
     medians = {path: statistics.median(s.seconds for s in starts if s.path == path) for path in ("cold", "warm")}
     result = {"meta": asdict(meta), "preset": args.preset, "median_s": medians, "starts": [asdict(s) for s in starts]}
-    args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_whole(args.out, json.dumps(result, indent=2) + "\n")
     is_kept = medians["warm"] < medians["cold"] and not any(s.bytes_read for s in starts if s.path == "warm")
     say(f"wrote {args.out}: cold {medians['cold']:.1f} s, warm {medians['warm']:.1f} s (medians)")
     return 0 if is_kept else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_in_a_sentence(main))

@@ -18,6 +18,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
+from bench.serving.arguments import count, new_file  # noqa: E402 -- found through the line above
+from bench.serving.files import end_in_a_sentence, write_whole  # noqa: E402 -- found through the line above
 from bench.serving.meta import collect_meta  # noqa: E402 -- found through the line above
 from elasticmoe.runtime.adjuster.adjuster import Adjuster, Demand  # noqa: E402
 from elasticmoe.runtime.contract.config import RuntimeConfig  # noqa: E402
@@ -161,16 +163,16 @@ def summarize(shares: list[float], adjuster: Adjuster, online: bool, seed: int, 
     )
 
 
-def main() -> None:
-    """Run both rankings for each seed and write the result."""
+def main() -> int:
+    """Run both rankings for each seed and write the result; 0 when done."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=count, default=32)
     parser.add_argument(
-        "--away", type=int, default=32, help="experts of a layer that are not resident (default 32 of 128)"
+        "--away", type=count, default=32, help="experts of a layer that are not resident (default 32 of 128)"
     )
-    parser.add_argument("--steps", type=int, default=800, help="steps before the shift, and after it (default 800)")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--steps", type=count, default=800, help="steps before the shift, and after it (default 800)")
+    parser.add_argument("--seeds", type=count, default=2)
+    parser.add_argument("--output", type=new_file, default=RESULT)
     args = parser.parse_args()
     meta, rows, curves = asdict(collect_meta()), [], {}
     for seed in range(args.seeds):
@@ -189,8 +191,9 @@ def main() -> None:
     }
     scenario |= {"half_life_tokens": adjuster.half_life_tokens, "bytes_per_step": adjuster.bytes_per_step}
     result = {"meta": meta, "scenario": scenario, "rows": rows, "share_by_16_steps": curves}
-    args.output.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    write_whole(args.output, json.dumps(result, indent=1) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(end_in_a_sentence(main))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.serving.errors import BadScenario, BenchError
+from elasticmoe.runtime.errors import ElasticMoEError
 
 
 def read_text(path: Path) -> str:
@@ -61,7 +62,7 @@ def end_in_a_sentence(main: Callable[[], int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except (BenchError, OSError) as error:
+    except (BenchError, ElasticMoEError, OSError) as error:
         print(f"The bench failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -3,13 +3,13 @@
 Pure but for reading config.json. Called by the demo and the benches before they start a flags.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.serving.files import parse_object, read_text
 from bench.serving.trace import Lengths
 
 MATRICES = 3  # gate, up, down
@@ -68,7 +68,7 @@ class Sizing:
 
 def read_shape(model: Path) -> MoEShape:
     """The shape in a checkpoint's config.json."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config = parse_object(read_text(model / "config.json"), str(model / "config.json"))
     return MoEShape(
         num_layers=config["num_hidden_layers"],
         num_experts=config.get("num_experts") or config["num_local_experts"],

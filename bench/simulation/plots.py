@@ -3,11 +3,12 @@
 python -m bench.simulation.plots    # docs/plots/*.svg, about a minute
 """
 
-import json
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
+from bench.serving.files import end_in_a_sentence, read_part
 from bench.serving.meta import ROOT
 from bench.simulation.cells import Cell, serve, simulate
 from elasticmoe.runtime.contract.config import PolicyName
@@ -85,7 +86,8 @@ def draw_sweep() -> str:
 
 def main() -> int:
     """0 if all plots were written."""
-    rows: Rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    rows: Rows = read_part(RESULT, "rows", list)
     FOLDER.mkdir(parents=True, exist_ok=True)
     plots = {
         "throughput.svg": draw_throughput(rows),
@@ -100,4 +102,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_in_a_sentence(main))

@@ -136,3 +136,24 @@ def test_a_simulation_that_would_lose_something_is_refused(words: list[str], mes
     done = _run("bench/simulator.py", *words)
     assert done.returncode != 0
     assert message in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bench/shift.py", "--seeds", "0"], "argument --seeds: want a whole number above 0, it is 0"),
+        (["bench/shift.py", "--away", "200"], "The bench failed: arena_bytes: the pool needs at least"),
+        (["bench/adjuster.py", "--steps", "-1"], "argument --steps: "),
+        (["bench/burst_cpu.py", "--repeats", "9" * 5000], "argument --repeats: want a whole number above 0"),
+        (["bench/burst_cpu.py", "--out", "bench"], "argument --out: want a file to write, bench can't be one"),
+        (["bench/burst_cpu.py", "--out", "README.md/x"], "argument --out: want a file to write"),
+        (["bench/burst_cpu.py", "--model", "gone"], "gone/config.json: want a text file, it can't be read"),
+        (["bench/demo.py", "--requests", "1.5"], "argument --requests: want a whole number above 0, it is 1.5"),
+        (["-m", "bench.simulation.plots", "--out", "x"], "unrecognized arguments: --out x"),
+    ],
+)
+def test_what_no_bench_can_measure_is_refused_at_once(words: list[str], message: str) -> None:
+    """Before a server starts, and with the result that is there kept."""
+    done = _run(*words)
+    assert done.returncode != 0
+    assert message in (done.stderr or done.stdout).splitlines()[-1]

@@ -1,0 +1,19 @@
+"""What argparse takes for a bench's counts and for the file of its result; anything else it refuses by flag."""
+
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+
+def count(text: str) -> int:
+    """Return a whole number above 0."""
+    if not text.isdecimal() or not 0 < int(text[:10]) <= 10**9 or len(text) > 10:
+        raise ArgumentTypeError(f"want a whole number above 0, it is {text}")
+    return int(text)
+
+
+def new_file(text: str) -> Path:
+    """Return the path of a file to write; asked before the work whose result goes there."""
+    path = Path(text)
+    if path.is_dir() or any(parent.exists() and not parent.is_dir() for parent in path.parents):
+        raise ArgumentTypeError(f"want a file to write, {text} can't be one")
+    return path

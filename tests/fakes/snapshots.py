@@ -6,10 +6,11 @@ import numpy as np
 
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.adjuster.step_model import StepFit
+from elasticmoe.runtime.expert_load import log_spared
 from elasticmoe.runtime.pages.table import RESIDENT
 
 
-def make_snapshot(state: np.ndarray, *, loading_depth: int = 2, **changes: Any) -> Snapshot:  # noqa: ANN401 -- any field
+def make_snapshot(state: np.ndarray, *, loading_depth: int = 2, top_k: int = 1, **changes: Any) -> Snapshot:  # noqa: ANN401 -- any field
     """Return a snapshot with this [layers, experts] state, slots to match, and lower ids hotter."""
     num_layers, num_experts = state.shape
     slotted = (state != RESIDENT).sum(axis=1)
@@ -31,9 +32,9 @@ def make_snapshot(state: np.ndarray, *, loading_depth: int = 2, **changes: Any) 
         "buffer_depth": np.array([slotted[n::loading_depth].max() for n in range(min(loading_depth, num_layers))]),
         "probability": probability,
         "heat": -np.argsort(order, axis=1).astype(np.float64),
-        "coldness": np.take_along_axis(probability, order, axis=1).mean(axis=0)[::-1],
+        "spared": log_spared(top_k * np.asarray(changes.get("probability", probability))),
+        "coldest_spared": log_spared(np.take_along_axis(probability, order, axis=1).mean(axis=0)[::-1]),
         "fit": StepFit(),
-        "top_k": 1,
     }
     return Snapshot(**(fields | changes))
 

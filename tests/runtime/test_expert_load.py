@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from elasticmoe.runtime.errors import ConfigError
-from elasticmoe.runtime.expert_load import ExpertLoad, read_profile
+from elasticmoe.runtime.expert_load import ExpertLoad, log_spared, read_profile
 
 
 def test_nothing_known_is_all_equal_and_lower_ids_rank_first() -> None:
@@ -24,6 +24,24 @@ def test_the_ranking_follows_the_counts_hottest_first() -> None:
     load.add(np.array([[1, 5, 5, 1], [0, 0, 0, 4]]))
     assert load.ranking.tolist() == [[1, 2, 0, 3], [3, 0, 1, 2]]
     assert load.probability[1].tolist() == [0, 0, 0, 1]
+
+
+def test_a_token_spares_an_expert_as_often_as_it_is_not_among_its_top_k() -> None:
+    """An expert that draws a quarter of what tokens choose, two each, is spared by half of them.
+
+    Of the i-th coldest experts of both layers the mean share counts.
+    """
+    load = ExpertLoad(2, 4, half_life_tokens=100, top_k=2)
+    load.add(np.array([[8, 0, 4, 4], [4, 4, 4, 4]]))
+    assert np.exp(load.spared).tolist() == pytest.approx(np.array([[0, 1, 0.5, 0.5], [0.5] * 4]), abs=1e-8)
+    assert np.exp(load.coldest_spared).tolist() == pytest.approx([0.75, 0.5, 0.5, 0.25])
+    load.add(np.array([[0, 10**6, 0, 0], [0, 0, 0, 0]]))
+    assert np.exp(load.spared[0]).tolist() == pytest.approx([1, 0, 1, 1], abs=1e-4)
+
+
+def test_an_expert_that_every_token_wants_is_spared_by_next_to_none() -> None:
+    """Its log stays a number."""
+    assert log_spared(1.0) == log_spared(3.0) == pytest.approx(np.log(1e-9))
 
 
 def test_a_layer_without_tokens_stays_as_it_was() -> None:

@@ -15,6 +15,12 @@ TIE = 1e-7
 """Tokens by which an expert is taken to be colder than the one before it, too few to tell others than equals apart."""
 
 
+def log_spared(share: np.ndarray | float) -> np.ndarray:
+    """Return the log of the chance that one token is not routed to an expert to which it is with chance `share`."""
+    spared: np.ndarray = np.log1p(-np.minimum(share, 1 - 1e-9))
+    return spared
+
+
 class ExpertLoad:
     """Counts halve every `half_life_tokens` tokens, so that a shift in traffic re-ranks the experts.
 
@@ -31,7 +37,8 @@ class ExpertLoad:
         self._half_life_tokens = half_life_tokens
         self._probability: np.ndarray | None = None
         self._heat: np.ndarray | None = None
-        self._coldness: np.ndarray | None = None
+        self._spared: np.ndarray | None = None
+        self._coldest_spared: np.ndarray | None = None
 
     def seed(self, profile: np.ndarray) -> None:
         """Start from an offline profile, worth one half-life of tokens; `profile` is [layers, experts] counts."""
@@ -67,16 +74,22 @@ class ExpertLoad:
         return np.argsort(-self.heat, axis=1)
 
     @property
-    def coldness(self) -> np.ndarray:
-        """Return [experts]: the chance of a layer's i-th coldest expert to be one of a token's, mean of the layers."""
-        if self._coldness is None:
-            coldest_first = np.sort(self.probability, axis=1).mean(axis=0)
-            self._coldness = np.minimum(1.0, self.top_k * coldest_first)
-        return self._coldness
+    def spared(self) -> np.ndarray:
+        """Return the log of each expert's chance not to be one of a token's."""
+        if self._spared is None:
+            self._spared = log_spared(self.top_k * self.probability)
+        return self._spared
+
+    @property
+    def coldest_spared(self) -> np.ndarray:
+        """Return [experts]: the same of a layer's i-th coldest expert, whose chance is the mean of the layers."""
+        if self._coldest_spared is None:
+            self._coldest_spared = log_spared(self.top_k * np.sort(self.probability, axis=1).mean(axis=0))
+        return self._coldest_spared
 
     def _set(self, counts: np.ndarray) -> None:
         self._counts = counts
-        self._probability = self._heat = self._coldness = None
+        self._probability = self._heat = self._spared = self._coldest_spared = None
 
 
 def read_profile(path: Path, num_layers: int, num_experts: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """What an engine would serve at other depths, by its own measurements."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ LAYERS, EXPERTS = 4, 8
 FIT = StepFit(
     num_steps=1,
     terms=(2e-3, 0.0, 1e-5),
-    mean_share=1 / EXPERTS,
+    mean_spared=math.log(1 - 1 / EXPERTS),
     num_layers=LAYERS,
     expert_s=1e-4,
     overlap=0.5,

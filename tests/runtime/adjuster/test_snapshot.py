@@ -25,3 +25,4 @@ def test_layers_and_offloaded_experts_are_counted() -> None:
     assert (snap.num_layers, snap.num_experts) == (2, 4)
     assert snap.depth == 3
     assert snap.num_offloaded.tolist() == [1, 4]
+    assert snap.num_away == 5

@@ -1,5 +1,6 @@
 """What a step costs: predictions, and how they follow from samples."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ MEAN_SHARE = 8 / 128
 FIT = StepFit(
     num_steps=1,
     terms=(4e-3, 8e-3, 1e-5),
-    mean_share=MEAN_SHARE,
+    mean_spared=math.log(1 - MEAN_SHARE),
     num_layers=LAYERS,
     expert_s=2e-5,
     overlap=0.6,

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from elasticmoe.runtime.pages.changes import Entry, Load, Move, PageDelta, Plan
+from elasticmoe.runtime.pages.changes import Entry, Load, Move, PageDelta, Plan, Reason
 from elasticmoe.runtime.units import ExpertKey, PageId
 
 KEY = ExpertKey(0, 1)
@@ -16,6 +16,12 @@ def test_a_plan_without_experts_is_falsy_whatever_its_reason() -> None:
     assert not Plan(reason="9 pages free")
     assert Plan(evict=(KEY,))
     assert Plan(load=(KEY,))
+
+
+def test_a_reason_is_its_words_with_its_numbers() -> None:
+    """In order, each as its place in the words asks for."""
+    plan = Plan(reason=Reason("short of {} pages: {:.1f} of {:.0f} ms", (3, 29.06, 38.0)))
+    assert f"{plan.reason}" == "short of 3 pages: 29.1 of 38 ms"
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class Adjuster:
         weights = np.array([num - prompts, prompts]) / num
         decoding = sample.num_requests / num
         tokens = np.array([decoding, decoding + sample.num_prompt_tokens / max(prompts, 1)])
-        each = expected_misses(self.load.coldness, np.full(2, self.table.num_slotted().mean()), tokens)
+        each = expected_misses(self.load.coldest_spared, np.full(2, self.table.num_slotted().mean()), tokens)
         self.model.learn(sample, Misses(weights @ each.mean, weights @ each.variance))
 
     def rescue(self, short_blocks: int, demand: Demand = IDLE, lost_tokens: int = 0) -> bool:
@@ -174,9 +174,9 @@ class Adjuster:
             buffer_depth=self.table.buffer_depth(),
             probability=self.load.probability,
             heat=self.load.heat,
-            coldness=self.load.coldness,
+            spared=self.load.spared,
+            coldest_spared=self.load.coldest_spared,
             fit=self.model.fit,
-            top_k=self.load.top_k,
         )
 
     def arena_by_owner(self) -> dict[str, int]:

@@ -4,18 +4,18 @@ Each layer nominates its coldest expert. A step waits for it as often as it is r
 than it hides already: so layers that hide more give first, and only of equals the coldest one.
 
 Amounts are net of loading buffers: an eviction that deepens its layer's buffer frees nothing by itself. One numpy pass
-finds all layers' nominees; Python touches only experts that are taken.
+judges the nominees of all layers that free pages at once, and one more those that would deepen a buffer, if they must.
 """
 
 import heapq
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from elasticmoe.runtime.adjuster.misses import Floats, Misses, touched_share
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.pages.changes import Swap
-from elasticmoe.runtime.pages.table import OFFLOADED
+from elasticmoe.runtime.pages.table import OFFLOADED, RESIDENT
 from elasticmoe.runtime.units import MATRICES, ExpertKey
 
 SMOOTHING = 0.1
@@ -33,30 +33,31 @@ class _Waits:
     """How much of an expert's copy each step would wait for, by what its layer misses in a step of what runs now."""
 
     def __init__(self, snap: Snapshot) -> None:
-        self._tokens = np.asarray(float(max(1, snap.num_running)))
-        self._top_k = snap.top_k
-        self._room = snap.fit.room(self._tokens)
-        away = np.flatnonzero(snap.state == OFFLOADED)
-        self.layers, self.experts = np.divmod(away, snap.num_experts)
-        self.probability = snap.probability.ravel()[away]
-        self._touched = self.touch(self.probability)
+        self._tokens = float(max(1, snap.num_running))
+        self._room = float(snap.fit.room(self._tokens))
+        self.away = (snap.state == OFFLOADED).ravel().nonzero()[0]
+        """Experts that are away, numbered through all layers."""
+        self.layers = self.away // snap.num_experts
+        """Theirs."""
+        self._touched = self.touch(snap.spared.ravel()[self.away])
         self._mean = self._sum(self._touched, snap.num_layers)
-        self._variance = self._sum(self._touched * (1 - self._touched), snap.num_layers)
+        self._variance = self._sum(self._touched * (1.0 - self._touched), snap.num_layers)
 
-    def touch(self, probability: Floats) -> Floats:
-        """Return the chance that a step is routed to experts that draw such shares of their layers' tokens."""
-        return touched_share(self._tokens, self._top_k * probability)
+    def touch(self, spared: Floats) -> Floats:
+        """Return the chance that a step is routed to experts, by the snapshot's logs of what a token spares."""
+        return touched_share(self._tokens, spared)
 
-    def of_leaving(self, layers: np.ndarray | int, touched: Floats) -> Floats:
+    def of_leaving(self, layers: np.ndarray, touched: Floats) -> Floats:
         """Return what steps would wait for an expert of each layer, in copies of one, if it left.
 
         Each further bit of a miss is waited for by the share of layers that are saturated then: taken in the middle.
         """
-        return np.asarray(self._share(layers, touched / 2) * touched)
+        waits: Floats = self._share(layers, touched / 2.0) * touched
+        return waits
 
     def of_away(self) -> Floats:
-        """Return what steps wait for each expert that is away, `layers` and `experts` of it, in copies of one."""
-        return np.asarray(self._share(self.layers, -self._touched / 2) * self._touched)
+        """Return what steps wait for each expert that is away, in copies of one."""
+        return np.asarray(self._share(self.layers, self._touched / -2.0) * self._touched)
 
     def leave(self, layer: int, touched: float) -> None:
         """Take into account that an expert has left its layer."""
@@ -66,68 +67,68 @@ class _Waits:
     def _sum(self, each: Floats, num_layers: int) -> Floats:
         return np.bincount(self.layers, each, num_layers).astype(np.float64)  # counts of nobody are integers
 
-    def _share(self, layers: np.ndarray | int, more: Floats) -> Floats:
+    def _share(self, layers: np.ndarray, more: Floats) -> Floats:
         return Misses(self._mean[layers] + more, self._variance[layers]).saturation(self._room)
 
 
 class _Nominees:
-    """The next expert that each layer would give up, with the layer's room under its limit and its buffer."""
+    """The next expert that each layer would give up, judged only once its leaving could free pages."""
 
     def __init__(self, snap: Snapshot) -> None:
         self._snap = snap
-        self._cold = snap.resident_heat()
+        self._limit = min(snap.limit, snap.num_experts)
+        self._state = snap.state.copy()
         self._slotted = snap.num_slotted.tolist()
         self._depth = snap.buffer_depth.tolist()
         self._waits = _Waits(snap)
-        self._ready: list[_Nominee] = []
+        ready: list[int] = []
+        self._waiting: list[int] = []
+        """Layers whose next expert would deepen their buffer."""
+        num_buffers = len(self._depth)
+        for layer, slotted in enumerate(self._slotted):
+            if slotted < self._limit:
+                (ready if slotted < self._depth[layer % num_buffers] else self._waiting).append(layer)
+        self._ready = self._nominate(ready)
         """Nominees that free pages at once, a heap."""
-        self._waiting: list[list[_Nominee]] = [[] for _ in self._depth]
-        """Nominees that would deepen their buffer, by buffer."""
         self._taken: int | None = None
         """The layer that gave the last one; it nominates its next only when another is asked for."""
-        experts, rows = self._cold.argmin(axis=1), np.arange(snap.num_layers)
-        layers = np.flatnonzero((snap.num_slotted < snap.limit) & np.isfinite(self._cold[rows, experts]))
-        for nominee in self._judge(layers, experts[layers]):
-            self._enter(nominee)
+        heapq.heapify(self._ready)
 
-    def _judge(self, layers: np.ndarray, experts: np.ndarray) -> Iterator[_Nominee]:
-        probability = self._snap.probability[layers, experts]
-        touched = self._waits.touch(probability)
-        waits = self._waits.of_leaving(layers, touched)
-        return zip(*(column.tolist() for column in (waits, probability, -experts, layers, touched)), strict=True)
+    def _nominate(self, layers: list[int]) -> list[_Nominee]:
+        return list(zip(*self._judge(np.array(layers)), strict=True)) if layers else []
 
-    def _enter(self, nominee: _Nominee) -> None:
-        layer = nominee[3]
-        buffer = layer % len(self._depth)
-        if self._slotted[layer] < self._depth[buffer]:
-            heapq.heappush(self._ready, nominee)
-        else:
-            self._waiting[buffer].append(nominee)
+    def _judge(self, layers: np.ndarray) -> tuple[Any, ...]:
+        """Return the columns of these layers' nominees, or of one layer, of shape (), the nominee."""
+        heat = np.where(self._state[layers] == RESIDENT, self._snap.heat[layers], np.inf)
+        experts = heat.argmin(axis=-1)
+        places = layers * self._snap.num_experts + experts
+        probability = self._snap.probability.ravel()[places]
+        touched = self._waits.touch(self._snap.spared.ravel()[places])
+        columns = self._waits.of_leaving(layers, touched), probability, -experts, layers, touched
+        return tuple(column.tolist() for column in columns)
 
     def _renominate(self, layer: int) -> None:
-        if self._slotted[layer] >= self._snap.limit:
+        if self._slotted[layer] >= self._limit:
             return
-        expert = self._cold[layer].argmin()
-        if self._cold[layer, expert] < np.inf:
-            probability = self._snap.probability[layer, expert]
-            touched = self._waits.touch(probability)
-            waits = self._waits.of_leaving(layer, touched)
-            self._enter((float(waits), float(probability), -int(expert), layer, float(touched)))
+        if self._slotted[layer] < self._depth[layer % len(self._depth)]:
+            heapq.heappush(self._ready, self._judge(np.array(layer)))
+        else:
+            self._waiting.append(layer)
 
     def _deepen(self) -> bool:
         """Add a slot to the buffer whose layers then free pages for the least waiting; False when none frees any."""
-        gaining = [b for b, nominees in enumerate(self._waiting) if len(nominees) > 1]  # one eviction pays for the slot
+        by_buffer: list[list[_Nominee]] = [[] for _ in self._depth]
+        for nominee in self._nominate(self._waiting):
+            by_buffer[nominee[3] % len(self._depth)].append(nominee)
+        gaining = [b for b, nominees in enumerate(by_buffer) if len(nominees) > 1]  # one eviction pays for the slot
         if not gaining:
             return False
-        buffer = min(gaining, key=self._waiting_per_page)
+        buffer = min(gaining, key=lambda b: _waiting_per_page(by_buffer[b]))
         self._depth[buffer] += 1
-        self._ready, self._waiting[buffer] = self._waiting[buffer], []  # none was ready
+        self._ready = by_buffer[buffer]  # none was ready
+        self._waiting = [layer for layer in self._waiting if layer % len(self._depth) != buffer]
         heapq.heapify(self._ready)
         return True
-
-    def _waiting_per_page(self, buffer: int) -> tuple[float, int]:
-        nominees = self._waiting[buffer]
-        return sum(nominee[0] for nominee in nominees) / (len(nominees) - 1), -len(nominees)
 
     def take(self) -> tuple[ExpertKey, int] | None:
         """Return the next expert to evict and the pages that it costs to have room for it, or None."""
@@ -141,9 +142,14 @@ class _Nominees:
         _, _, negative, layer, touched = heapq.heappop(self._ready)
         self._waits.leave(layer, touched)
         self._slotted[layer] += 1
-        self._cold[layer, -negative] = np.inf
+        self._state[layer, -negative] = OFFLOADED
         self._taken = layer
         return ExpertKey(layer, -negative), cost
+
+
+def _waiting_per_page(nominees: list[_Nominee]) -> tuple[float, int]:
+    """Return what each page costs if all of these leave for one slot more, and of equals the buffer that has most."""
+    return sum(nominee[0] for nominee in nominees) / (len(nominees) - 1), -len(nominees)
 
 
 def choose_evictions(snap: Snapshot, pages: int) -> tuple[ExpertKey, ...] | None:
@@ -170,9 +176,10 @@ def choose_loads(snap: Snapshot, num: int) -> tuple[ExpertKey, ...]:
     if (excess > 0).any():
         heat = snap.offloaded_heat()
         last = np.take_along_axis(np.sort(heat, axis=1)[:, ::-1], np.maximum(excess - 1, 0)[:, None], axis=1)[:, 0]
-        first = (heat[waits.layers, waits.experts] >= last[waits.layers]) & (excess[waits.layers] > 0)
-    order = np.lexsort((waits.layers, waits.experts, -waits.probability, -waits.of_away(), ~first))[:num]
-    return tuple(map(ExpertKey, waits.layers[order].tolist(), waits.experts[order].tolist()))
+        first = (heat.ravel()[waits.away] >= last[waits.layers]) & (excess[waits.layers] > 0)
+    experts, probability = waits.away % snap.num_experts, snap.probability.ravel()[waits.away]
+    order = np.lexsort((waits.layers, experts, -probability, -waits.of_away(), ~first))[:num]
+    return tuple(map(ExpertKey, waits.layers[order].tolist(), experts[order].tolist()))
 
 
 def choose_swaps(snap: Snapshot, num: int, margin: float) -> tuple[Swap, ...]:
@@ -190,10 +197,13 @@ def choose_swaps(snap: Snapshot, num: int, margin: float) -> tuple[Swap, ...]:
     smoothing = SMOOTHING / snap.num_experts
     leaves, comes = snap.probability[rows, leaving], snap.probability[rows, coming]
     pays = exists & (comes + smoothing > (1 + margin) * (leaves + smoothing))
-    order = np.argsort(leaves - comes, kind="stable")
+    layers = pays.nonzero()[0]
+    if not layers.size:
+        return ()
+    order = np.argsort((leaves - comes)[layers], kind="stable")
     depth, free = snap.buffer_depth.tolist(), snap.free_pages
     swaps: list[Swap] = []
-    for layer in order[pays[order]].tolist():
+    for layer in layers[order].tolist():
         buffer = layer % len(depth)
         if snap.num_slotted[layer] >= depth[buffer]:
             if free < MATRICES:

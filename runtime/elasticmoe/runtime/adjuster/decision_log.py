@@ -5,7 +5,7 @@ The scheduler logs what `line` returns. What fell between two lines is summed up
 
 from collections.abc import Sequence
 
-from elasticmoe.runtime.pages.changes import Plan
+from elasticmoe.runtime.pages.changes import Plan, Reason
 from elasticmoe.runtime.pages.table import PageTable
 
 INTERVAL_S = 1.0
@@ -19,8 +19,10 @@ class DecisionLog:
     def __init__(self) -> None:
         """Start with nothing to tell."""
         self._counts = {"evicted": 0, "loaded": 0, "swapped": 0, "refused": 0}
-        self._changed = self._refused = ""
-        """The last reason for a change, and for a refusal."""
+        self._changed: str | Reason = ""
+        """The last reason for a change."""
+        self._refused: str | Reason = ""
+        """The last reason for a refusal."""
         self._told_s = float("-inf")
 
     def line(self, decisions: Sequence[Plan], table: PageTable, now_s: float) -> str | None:

@@ -38,11 +38,10 @@ def forecast(snap: Snapshot, depth: Floats) -> Forecast:
     fit = snap.fit
     requests = _requests(snap, depth)
     prompts = requests * fit.prompts_per_token
-    tokens = np.concatenate((requests, requests + fit.prompt_tokens * np.maximum(1.0, prompts)))
+    tokens = np.array((requests, requests + fit.prompt_tokens * np.maximum(1.0, prompts)))  # [without, with prompts]
+    decode_s, prompt_s = fit.step_s(tokens, misses_at(snap, depth, tokens))
     prompts = np.minimum(1.0, prompts)
-    each_s = fit.step_s(tokens, misses_at(snap, np.concatenate((depth, depth)), tokens))
-    step_s = (1 - prompts) * each_s[: len(depth)] + prompts * each_s[len(depth) :]
-    return Forecast(requests, step_s, each_s[: len(depth)])
+    return Forecast(requests, (1.0 - prompts) * decode_s + prompts * prompt_s, decode_s)
 
 
 def _requests(snap: Snapshot, depth: Floats) -> Floats:
@@ -54,9 +53,10 @@ def _requests(snap: Snapshot, depth: Floats) -> Floats:
     pages_each = max((snap.kv_pages + snap.short_pages) / num_wanting, 1e-9)
     gained = MATRICES * (snap.num_layers - len(snap.buffer_depth)) * (depth - snap.depth)
     room = np.maximum(1.0, (snap.kv_pages + snap.free_pages + gained) / pages_each)
-    return np.asarray(np.minimum(snap.num_running + snap.num_waiting, room))
+    requests: Floats = np.minimum(float(snap.num_running + snap.num_waiting), room)
+    return requests
 
 
 def misses_at(snap: Snapshot, depth: Floats, tokens: Floats) -> Misses:
-    """Return what a layer would miss in a step over so many tokens because it is routed to and absent."""
-    return expected_misses(snap.coldness, depth, tokens).scaled(snap.fit.miss_factor, depth)
+    """Return [..., n]: what a layer would miss in a step over `tokens` [..., n] because it is routed to and absent."""
+    return expected_misses(snap.coldest_spared, depth, tokens).scaled(snap.fit.miss_factor, depth)

@@ -25,7 +25,7 @@ class Misses:
     mean: Floats
     variance: Floats
 
-    def beyond(self, room: Floats) -> Floats:
+    def beyond(self, room: Floats | float) -> Floats:
         """Return how many of them, on average, are more than the `room` experts that a layer hides.
 
         E[max(0, misses - room)] = s log(1 + exp((mean - room) / s)) of a logistic variable with this mean and variance,
@@ -33,38 +33,42 @@ class Misses:
         variable may be below 0, and misses aren't.
         """
         scale = self._scale()
-        over = scale * np.logaddexp(0, (self.mean - room) / scale)
-        return np.asarray(np.minimum(over, self.mean))
+        over: Floats = np.minimum(scale * np.logaddexp(0.0, (self.mean - room) / scale), self.mean)
+        return over
 
-    def saturation(self, room: Floats) -> Floats:
-        """Return the share of layers that miss more than `room` experts, 1 where nothing is hidden.
+    def saturation(self, room: float) -> Floats:
+        """Return the share of layers that miss more than `room` experts, 1 if nothing is hidden.
 
         The derivative of `beyond` by the mean: of one more miss in each layer, so much is waited for.
         """
-        odds = np.minimum((room - self.mean) / self._scale(), 700)  # e^710 is more than there is
-        return np.asarray(np.where(np.asarray(room) > 0, 1 / (1 + np.exp(odds)), 1.0))
+        if room <= 0:
+            return np.ones_like(self.mean)
+        odds = np.minimum((room - self.mean) / self._scale(), 700.0)  # e^710 is more than there is
+        return np.asarray(1.0 / (1.0 + np.exp(odds)))
 
     def scaled(self, factor: float, most: Floats) -> "Misses":
         """Return `factor` times as many, at most `most`."""
         return Misses(np.minimum(most, factor * self.mean), factor * self.variance)
 
     def _scale(self) -> Floats:
-        return np.asarray(np.maximum(LEAST_SCALE, LOGISTIC * np.sqrt(np.maximum(self.variance, 0))))
+        scale: Floats = np.maximum(LEAST_SCALE, LOGISTIC * np.sqrt(np.maximum(self.variance, 0.0)))
+        return scale
 
 
-def touched_share(tokens: Floats, share: Floats | float) -> Floats:
-    """Return the chance that any of `tokens` is routed to an expert that one token is routed to with chance `share`."""
-    return np.asarray(-np.expm1(tokens * np.log1p(-np.minimum(share, 1 - 1e-9))))
+def touched_share(tokens: Floats | float, spared: Floats | float) -> Floats:
+    """Return the chance that any of `tokens` is routed to an expert that one token spares with chance e^`spared`."""
+    touched: Floats = -np.expm1(tokens * spared)
+    return touched
 
 
-def expected_misses(coldness: Floats, depth: Floats, tokens: Floats) -> Misses:
-    """Return [n]: what a layer misses in a step over `tokens` [n] with its `depth` [n] coldest experts offloaded.
+def expected_misses(spared: Floats, depth: Floats, tokens: Floats) -> Misses:
+    """Return [..., n]: what a layer misses in a step over `tokens` [..., n] with its `depth` [n] coldest offloaded.
 
-    `coldness` [experts] is the chance that one token is routed to the layer's i-th coldest expert. Between two whole
-    depths some layers have one more offloaded than the others.
+    `spared` [experts] is the log of the chance that one token is not routed to the layer's i-th coldest expert. Between
+    two whole depths some layers have one more offloaded than the others.
     """
-    coldest = coldness[: int(depth.max()) + 1]
-    share_away = np.minimum(np.maximum(depth[:, None] - np.arange(len(coldest)), 0), 1)
-    missed = share_away * touched_share(tokens[:, None], coldest)
-    mean = missed.sum(axis=1)
-    return Misses(mean, mean - np.einsum("ij,ij->i", missed, missed))
+    coldest = spared[: int(max(depth.tolist())) + 1]
+    share_away = np.minimum(np.maximum(depth[:, None] - np.arange(len(coldest)), 0.0), 1.0)
+    missed = share_away * touched_share(tokens[..., None], coldest)
+    mean = missed.sum(axis=-1)
+    return Misses(mean, mean - np.einsum("...j,...j->...", missed, missed))

@@ -41,12 +41,12 @@ class Snapshot:
     """[layers, experts] float64: share of the layer's routed tokens."""
     heat: np.ndarray
     """[layers, experts] float64: tokens that each expert drew, ties told apart."""
-    coldness: np.ndarray
-    """[experts] float64: chance of the i-th coldest expert of a layer to be one of a token's, mean of the layers."""
+    spared: np.ndarray
+    """[layers, experts] float64: log of each expert's chance not to be one of a token's."""
+    coldest_spared: np.ndarray
+    """[experts] float64: the same of the i-th coldest expert of a layer, whose chance is the mean of the layers."""
     fit: StepFit
     """What a step costs, as far as this engine has measured it."""
-    top_k: int
-    """Experts of a layer that one token is routed to."""
 
     @property
     def num_layers(self) -> int:
@@ -61,12 +61,17 @@ class Snapshot:
     @property
     def depth(self) -> float:
         """Return the experts of a layer that hold a slot, mean of the layers."""
-        return float(self.num_slotted.sum() / self.num_layers)
+        return float(sum(self.num_slotted.tolist()) / self.num_layers)
 
     @property
     def num_offloaded(self) -> np.ndarray:
         """Return [layers] int64: experts of the layer that are only in host memory, not being loaded."""
         return np.asarray((self.state == OFFLOADED).sum(axis=1))
+
+    @property
+    def num_away(self) -> int:
+        """Return the experts of all layers that are only in host memory, not being loaded."""
+        return int(np.count_nonzero(self.state == OFFLOADED))
 
     def resident_heat(self) -> np.ndarray:
         """Return [layers, experts]: the heat of each resident expert, inf for others, so the least is the coldest."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from elasticmoe.runtime.adjuster.misses import Floats, Misses, touched_share
 from elasticmoe.runtime.adjuster.sample import StepSample
+from elasticmoe.runtime.expert_load import log_spared
 
 NUM_TERMS = 3
 INSTANT_S = 1e-12
@@ -35,8 +36,8 @@ class StepFit:
     """Steps that the fit rests on, older ones counted less."""
     terms: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Seconds of compute: each step, with all experts touched, each token."""
-    mean_share: float = 1.0
-    """Chance that a token is routed to a given expert of a layer, over all experts: top_k / experts."""
+    mean_spared: float = 0.0
+    """Log of the chance that a token is not routed to a given expert of a layer, over all experts."""
     num_layers: int = 1
     """MoE layers."""
     expert_s: float = 0.0
@@ -55,27 +56,26 @@ class StepFit:
         """Return whether both compute and the bus were measured."""
         return sum(self.terms) > 0 and self.expert_s > 0
 
-    def compute_s(self, tokens: Floats) -> Floats:
+    def compute_s(self, tokens: Floats | float) -> Floats:
         """Return the seconds of compute of a step over so many tokens with every expert resident."""
         each_step, experts, each_token = self.terms
-        touched = touched_share(tokens, self.mean_share)
-        return np.asarray(each_step + experts * touched + each_token * tokens)
+        return each_step + experts * touched_share(tokens, self.mean_spared) + each_token * tokens
 
     def copy_s(self, misses: Misses) -> Floats:
         """Return the seconds of all copies of a step in which each layer misses so many experts."""
-        return np.asarray(self.num_layers * self.expert_s * misses.mean)
+        return self.num_layers * self.expert_s * misses.mean
 
     def step_s(self, tokens: Floats, misses: Misses) -> Floats:
         """Return the seconds of a step over so many tokens in which each layer misses so many experts."""
         compute_s = self.compute_s(tokens)
-        return np.asarray(compute_s + self.num_layers * self.expert_s * misses.beyond(self._room(compute_s)))
+        return compute_s + self.num_layers * self.expert_s * misses.beyond(self._room(compute_s))
 
-    def room(self, tokens: Floats) -> Floats:
+    def room(self, tokens: Floats | float) -> Floats:
         """Return how many misses a layer hides in a step over so many tokens; 0 while nothing was measured."""
         return self._room(self.compute_s(tokens)) if self.is_ready else np.zeros_like(tokens)
 
     def _room(self, compute_s: Floats) -> Floats:
-        return np.asarray(self.overlap / (self.num_layers * self.expert_s) * compute_s)
+        return self.overlap / (self.num_layers * self.expert_s) * compute_s
 
 
 class StepModel:
@@ -83,7 +83,7 @@ class StepModel:
 
     def __init__(self, mean_share: float, half_life_steps: int, num_layers: int, expert_bytes: int) -> None:
         """Start knowing nothing; `mean_share` is top_k / experts, `expert_bytes` are of one rank."""
-        self._mean_share = mean_share
+        self._mean_spared = float(log_spared(mean_share))
         self._half_life_steps = half_life_steps
         self._num_layers = num_layers
         self._expert_bytes = expert_bytes
@@ -132,8 +132,7 @@ class StepModel:
     def _regress(self, sample: StepSample) -> None:
         num = sample.num_steps
         prompts = sample.num_prompt_steps / num
-        decoding = np.asarray(sample.num_requests / num)
-        touched = prompts + (1 - prompts) * float(touched_share(decoding, np.asarray(self._mean_share)))
+        touched = prompts + (1 - prompts) * float(touched_share(sample.num_requests / num, self._mean_spared))
         x, y = np.array([touched, sample.num_tokens / num]), (sample.duration_s - sample.exposed_s) / num
         self._steps += num
         self._x += num * x
@@ -154,7 +153,7 @@ class StepModel:
         mean = sample.num_missed / layers
         variance = min(mean, float(expected.variance) * mean / max(float(expected.mean), 1e-9))
         misses, share = Misses(np.asarray(mean), np.asarray(variance)), self.fit.overlap
-        room = np.asarray(share * compute_s / (layers * expert_s))
+        room = share * compute_s / (layers * expert_s)
         predicted_s = layers * expert_s * (mean - float(misses.beyond(room)))
         hidden_s = max(0.0, sample.num_missed * expert_s - sample.exposed_s)
         told = float(misses.saturation(room))
@@ -171,7 +170,7 @@ class StepModel:
         return StepFit(
             num_steps=self._steps,
             terms=self._terms(),
-            mean_share=self._mean_share,
+            mean_spared=self._mean_spared,
             num_layers=self._num_layers,
             expert_s=self._expert_s,
             overlap=self._believed("overlap", PRIOR_OVERLAP, PRIOR_OVERLAP_S),

@@ -18,13 +18,26 @@ class Swap(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Reason:
+    """Words with numbers to be put into them: only when somebody reads them, as nobody reads most steps'."""
+
+    words: str
+    """As `str.format` takes them."""
+    numbers: tuple[float, ...]
+
+    def __str__(self) -> str:
+        """Return the words with their numbers."""
+        return self.words.format(*self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What the adjuster wants: experts to evict, then experts to load, then swaps, and why."""
 
     evict: tuple[ExpertKey, ...] = ()
     load: tuple[ExpertKey, ...] = ()
     swap: tuple[Swap, ...] = ()
-    reason: str = ""
+    reason: str | Reason = ""
     """Why, in words and numbers."""
     cause: Cause = "refused"
     """Why, as a label."""

@@ -49,7 +49,7 @@ class LentPages:
 
     def lend_owned(self, huge: HugeId) -> Sequence[PageId]:
         """Add a huge page and take all its expert pages at once; return them."""
-        self._set_full(huge, is_full=True)
+        self._fill(huge)
         return cast("Sequence[PageId]", self._tiers.pages_of(huge))
 
     def take(self, num: int) -> list[PageId]:
@@ -72,17 +72,18 @@ class LentPages:
             self._lines[len(free)][huge] = None
         else:
             del self._free[huge]
-            self._set_full(huge, is_full=True)
+            self._fill(huge)
 
-    def give(self, page: PageId) -> bool:
-        """Free one owned page; return whether its huge page is wholly free now, and so lent no more."""
+    def give(self, page: PageId) -> HugeId | None:
+        """Free one owned page; return its huge page where that is wholly free now, and so lent no more."""
         huge = self._tiers.huge_of_page(page)
         free = self._free.get(huge)
         if free is None:
-            assert huge in self, f"expert page {page} freed but its huge page is not lent"
-            self._set_full(huge, is_full=False)
+            assert self._is_full[huge : huge + 1] == b"\1", f"expert page {page} freed but its huge page is not lent"
+            self._is_full[huge] = False
+            self._num_full -= 1
             if self._tiers.pages_per_huge == 1:
-                return True
+                return huge
             free = self._free[huge] = set()
         else:
             assert page not in free, f"expert page {page} freed but nobody owns it"
@@ -92,9 +93,9 @@ class LentPages:
         if len(free) == self._tiers.pages_per_huge:
             del self._free[huge]
             self.num_free -= len(free)
-            return True
+            return huge
         self._lines[len(free)][huge] = None
-        return False
+        return None
 
     def plan_vacate(self, pinned: set[PageId]) -> list[Move]:
         """Return the fewest moves that empty one huge page into free pages of others, or none if that can't be.
@@ -116,11 +117,11 @@ class LentPages:
     def _full(self) -> Iterator[HugeId]:
         return (HugeId(huge) for huge, is_full in enumerate(self._is_full) if is_full)
 
-    def _set_full(self, huge: HugeId, *, is_full: bool) -> None:
+    def _fill(self, huge: HugeId) -> None:
         if huge >= len(self._is_full):
             self._is_full.extend(bytes(huge + 1 - len(self._is_full)))
-        self._is_full[huge] = is_full
-        self._num_full += 1 if is_full else -1
+        self._is_full[huge] = True
+        self._num_full += 1
 
     def check_integrity(self) -> None:
         """Raise AssertionError with the arithmetic unless lines and counts agree with what is free."""

@@ -180,8 +180,8 @@ class PagePool:
     def give_pages(self, pages: Iterable[PageId]) -> None:
         """Free expert pages; a huge page with none left goes back to KV at once."""
         for page in pages:
-            if self._lent.give(page):
-                self._merge(self.tiers.huge_of_page(page))
+            if huge := self._lent.give(page):  # huge page 0 is never lent
+                self._merge(huge)
 
     def plan_vacate(self, pinned: set[PageId]) -> list[Move]:
         """Return the fewest moves that empty one lent huge page into free pages of others, or none if that can't be.
@@ -200,6 +200,12 @@ class PagePool:
     def _blocks_of(self, huge: HugeId) -> Sequence[BlockId]:
         return cast("Sequence[BlockId]", self.tiers.blocks_of(huge))
 
+    def _put(self, huge: HugeId, states: bytes) -> Sequence[BlockId]:
+        """Put all blocks of a huge page into these states; return them."""
+        blocks = self.tiers.blocks_of(huge)
+        self._state[blocks.start : blocks.stop] = states
+        return cast("Sequence[BlockId]", blocks)
+
     def _lend_huge(self) -> HugeId:
         """Take a whole huge page from KV, and return it: the last plain one to become whole, else the oldest cached."""
         if plain := self._lines[WHOLE_PLAIN]:
@@ -209,8 +215,7 @@ class PagePool:
             self._lines[WHOLE_MIXED].pop(huge, None)
             self._num_cached[huge] = 0
         self._lines_of[huge] = 0
-        blocks = self._blocks_of(huge)
-        self._state[blocks[0] : blocks[-1] + 1] = self._all_lent
+        blocks = self._put(huge, self._all_lent)
         self._plain[huge] = {}
         self._num_free_blocks -= len(blocks)
         self._port.lend(blocks)
@@ -218,8 +223,7 @@ class PagePool:
 
     def _merge(self, huge: HugeId) -> None:
         """Move a huge page whose expert pages are all free back to KV."""
-        blocks = self._blocks_of(huge)
-        self._state[blocks[0] : blocks[-1] + 1] = self._all_plain
+        blocks = self._put(huge, self._all_plain)
         self._plain[huge] = dict.fromkeys(blocks)
         self._num_free_blocks += len(blocks)
         self._lines[WHOLE_PLAIN][huge] = None

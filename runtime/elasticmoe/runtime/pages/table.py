@@ -29,6 +29,7 @@ class PageTable:
         self.state = np.full((num_layers, num_experts), OFFLOADED, dtype=np.int8)
         self._pages: dict[ExpertKey, Pages] = {}
         self._slotted: list[list[int]] = [[] for _ in range(num_layers)]
+        self._num_slotted = np.zeros(num_layers, dtype=np.int64)
         self._buffers: list[list[Pages]] = [[] for _ in range(self.loading_depth)]
         self._owner: dict[PageId, ExpertKey] = {}
         self._dirty: dict[ExpertKey, None] = {}
@@ -60,7 +61,7 @@ class PageTable:
 
     def num_slotted(self) -> np.ndarray:
         """Return [layers] int64: the experts of each layer that hold a slot."""
-        return np.fromiter(map(len, self._slotted), dtype=np.int64, count=self.num_layers)
+        return self._num_slotted.copy()
 
     def buffer_depth(self) -> np.ndarray:
         """Return [loading_depth] int64: the slots of each loading buffer."""
@@ -91,6 +92,7 @@ class PageTable:
             for expert in order[:keep]:
                 self._settle(ExpertKey(layer, expert), self._take(), RESIDENT)
             self._slotted[layer].extend(order[keep:])
+        self._num_slotted += offloaded
 
     def evict(self, key: ExpertKey) -> None:
         """Free the pages of a resident expert and give it a slot, deepening its buffer if it must."""
@@ -99,6 +101,7 @@ class PageTable:
         self.state[key] = OFFLOADED
         slotted, buffer = self._slotted[key.layer], self._buffers[key.layer % self.loading_depth]
         slotted.append(key.expert)
+        self._num_slotted[key.layer] += 1
         if len(slotted) > len(buffer):
             buffer.append(self._take())
         self._dirty[key] = None
@@ -156,9 +159,12 @@ class PageTable:
         slotted, index = self._slotted[key.layer], key.layer % self.loading_depth
         slot = slotted.index(key.expert)
         last = slotted.pop()
+        self._num_slotted[key.layer] -= 1
         if last != key.expert:
             slotted[slot] = last
             self._dirty[ExpertKey(key.layer, last)] = None
+        if len(slotted) + 1 < len(self._buffers[index]):
+            return  # another layer needs the last slot
         deepest = max(map(len, self._slotted[index :: self.loading_depth]))
         while len(self._buffers[index]) > deepest:
             self._give(self._buffers[index].pop())
@@ -203,6 +209,8 @@ class PageTable:
         for layer, slotted in enumerate(self._slotted):
             waiting = np.flatnonzero(self.state[layer] != RESIDENT).tolist()
             assert sorted(slotted) == waiting, f"layer {layer}: slots of {slotted}, not resident {waiting}"
+            num = self._num_slotted[layer]
+            assert len(slotted) == num, f"layer {layer}: {len(slotted)} experts hold slots, counted {num}"
 
 
 def _replaced(pages: Pages, move: Move) -> Pages:

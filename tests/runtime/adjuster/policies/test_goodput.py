@@ -1,5 +1,6 @@
 """Evict only while it pays: by what was measured, within the TPOT promised, and back to full residency afterwards."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from elasticmoe.runtime.adjuster.policies.goodput import IDLE_SLICE_S, plan
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.adjuster.step_model import INSTANT_S, StepFit
 from elasticmoe.runtime.contract.config import AdjusterConfig, Goodput, RuntimeConfig, Slo
+from elasticmoe.runtime.expert_load import log_spared
 from elasticmoe.runtime.pages.table import OFFLOADED
 from tests.fakes.snapshots import make_snapshot, offloaded_tail
 
@@ -19,7 +21,7 @@ BUS = 55e9
 FIT = StepFit(
     num_steps=500,
     terms=(5e-3, 6e-3, 2e-5),
-    mean_share=TOP_K / EXPERTS,
+    mean_spared=math.log(1 - TOP_K / EXPERTS),
     num_layers=LAYERS,
     expert_s=EXPERT_BYTES / BUS,
     overlap=0.8,
@@ -41,7 +43,7 @@ def busy(shares: np.ndarray = SKEW, depth: int = 0, **changes: Any) -> Snapshot:
     shares = np.sort(shares)[::-1] / shares.sum()
     fields: dict[str, Any] = {
         "probability": np.tile(shares, (LAYERS, 1)),
-        "coldness": np.minimum(1, TOP_K * shares[::-1]),
+        "coldest_spared": log_spared(TOP_K * shares[::-1]),
         "ranking": ranking,
         "top_k": TOP_K,
         "fit": FIT,
@@ -134,7 +136,7 @@ def test_a_request_beside_which_many_others_start_keeps_its_tpot() -> None:
     assert plan(snap, loose).evict
     preempted = plan(replace(snap, lost_tokens=300), strict)
     assert preempted.evict, "one that runs has the mean step's TPOT"
-    assert "29.1 of 38 ms" in preempted.reason
+    assert "29.1 of 38 ms" in str(preempted.reason)
 
 
 def test_prompts_that_hide_copies_let_nobody_start_deeper() -> None:
@@ -151,7 +153,7 @@ def test_prompts_that_hide_copies_let_nobody_start_deeper() -> None:
     assert reached(prompts) == without
     assert len(reached(prompts, lost_tokens=300)) > len(without), "who runs is not held to it"
     refused = plan(replace(lent(FLAT, without[-1] + 1, BUS), fit=prompts), config)
-    assert refused.reason.endswith("fewer while no prompt is computed")
+    assert str(refused.reason).endswith("fewer while no prompt is computed")
 
 
 def test_a_running_request_gets_pages_deeper_than_a_waiting_one() -> None:
@@ -198,7 +200,7 @@ def test_without_a_queue_only_what_runs_counts() -> None:
 
 def test_the_reason_names_the_prediction() -> None:
     """Tokens/s without evictions, at best and with this one, and the milliseconds of a step against the SLO."""
-    reason = plan(busy(), DEFAULTS).reason
+    reason = str(plan(busy(), DEFAULTS).reason)
     assert reason.startswith("short of 1 pages: ")
     for words in ("tokens/s with nobody away", "at best", "experts away", "of 100 ms"):
         assert words in reason

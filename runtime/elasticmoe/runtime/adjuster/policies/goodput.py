@@ -12,7 +12,7 @@ from elasticmoe.runtime.adjuster.choose import choose_evictions, choose_loads
 from elasticmoe.runtime.adjuster.forecast import Forecast, forecast, misses_at
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.contract.config import RuntimeConfig
-from elasticmoe.runtime.pages.changes import Plan
+from elasticmoe.runtime.pages.changes import Plan, Reason
 from elasticmoe.runtime.units import MATRICES, ceil_div
 
 FURTHER = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
@@ -24,6 +24,13 @@ IDLE_SLICE_S = 0.01
 UNLUCKY = 2.33
 """Standard deviations above the mean that one request in a hundred reaches: the TPOT promised is a P99."""
 
+JUDGED = (
+    "short of {} pages: {:.0f} tokens/s with nobody away, {:.0f} at best with {:.1f} of a layer's experts away, "
+    "{:.0f} with {:.1f} and {:.1f} of {:.0f} ms"
+)
+FEWER = ", fewer while no prompt is computed"
+"""What a verdict says, and what it adds where decoding alone would have fewer experts away."""
+
 
 def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
     """Return evictions that pay where pages are short, loads where they are spare, else nothing."""
@@ -34,13 +41,14 @@ def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
 
 def _reclaim(snap: Snapshot, config: RuntimeConfig) -> Plan:
     short = f"short of {snap.short_pages} pages"
+    reason: str | Reason
     if snap.num_running <= 1:
         reason = f"{short} for the only request"
     elif not snap.fit.is_ready:
         return Plan(reason=f"{short}, but no step was measured yet")
     else:
         verdict = _judge(snap, config)
-        reason = f"{short}: {verdict.reason}"
+        reason = verdict.reason
         if not verdict.pays:
             return Plan(reason=reason)
     chosen = choose_evictions(snap, snap.short_pages)
@@ -52,7 +60,7 @@ def _reclaim(snap: Snapshot, config: RuntimeConfig) -> Plan:
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     pays: bool
-    reason: str
+    reason: Reason
 
 
 def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
@@ -67,32 +75,29 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     ours, now = config.adjuster.goodput, snap.depth
     after = now + ceil_div(snap.short_pages, MATRICES) / snap.num_layers
     room = max(0.0, min(snap.limit, snap.num_experts) - after)
-    depth = np.array([0.0, after, *(after + room * share for share in FURTHER), *(now * share for share in FURTHER)])
-    expected = forecast(snap, depth)
+    depth = [0.0, after, *(after + room * share for share in FURTHER), *(now * share for share in FURTHER)]
+    expected = forecast(snap, np.array(depth))
     is_running = snap.lost_tokens > 0
     tpot_s = expected.step_s if is_running else _unlucky_s(expected, snap.fit.prompts_per_token)
-    rates = _rates(expected, tpot_s, config)
-    if is_running and not rates.any():
-        rates = expected.tokens_per_s
-    best = int(np.argmax(rates))
-    least = expected.tokens_per_s[0] * (1.0 if is_running else 1 + ours.margin)
+    tokens_per_s = expected.tokens_per_s.tolist()
+    rates = _rates(tokens_per_s, tpot_s, config)
+    if is_running and not any(rates):
+        rates = tokens_per_s
+    best = rates.index(max(rates))
+    least = tokens_per_s[0] * (1.0 if is_running else 1 + ours.margin)
     slack = ours.slack * (RUNNING if is_running else 1)
     is_near = after <= depth[best] or rates[1] >= max(least, (1 - slack) * rates[best])
     is_best = is_running or after <= depth[int(np.argmax(expected.decoded_per_s))]
     pays = rates[1] > 0 and rates[best] >= least and is_near and is_best
-    reason = (
-        f"{expected.tokens_per_s[0]:.0f} tokens/s with nobody away, {rates[best]:.0f} at best with {depth[best]:.1f} "
-        f"of a layer's experts away, {rates[1]:.0f} with {after:.1f} and {1000 * tpot_s[1]:.1f} of "
-        f"{config.slo.tpot_ms:.0f} ms"
-    )
-    if not is_best:
-        reason += ", fewer while no prompt is computed"
-    return _Verdict(bool(pays), reason)
+    promised = 1000 * tpot_s[1], config.slo.tpot_ms
+    numbers = snap.short_pages, tokens_per_s[0], rates[best], depth[best], rates[1], after, *promised
+    return _Verdict(pays, Reason(JUDGED if is_best else JUDGED + FEWER, numbers))
 
 
-def _rates(expected: Forecast, tpot_s: np.ndarray, config: RuntimeConfig) -> np.ndarray:
+def _rates(tokens_per_s: list[float], tpot_s: np.ndarray, config: RuntimeConfig) -> list[float]:
     """Return the tokens/s at each depth, 0 where its TPOT is more than was promised."""
-    return np.where(tpot_s <= config.slo.tpot_ms / 1000, expected.tokens_per_s, 0.0)
+    promised_s = config.slo.tpot_ms / 1000
+    return [rate if s <= promised_s else 0.0 for rate, s in zip(tokens_per_s, tpot_s.tolist(), strict=True)]
 
 
 def _unlucky_s(expected: Forecast, prompts_per_token: float) -> np.ndarray:
@@ -122,7 +127,7 @@ def _spare_pages(snap: Snapshot, config: RuntimeConfig) -> float:
     experts its slots come back too, and no step waits for a fetch any more.
     """
     spare: float = snap.free_pages - snap.waiting_pages - config.adjuster.thresholds.grow_above
-    if spare >= MATRICES * snap.num_offloaded.sum():
+    if spare >= MATRICES * snap.num_away:
         return spare
     spare -= config.adjuster.goodput.growth_reserve * snap.kv_pages if snap.num_running else 0
     if spare < MATRICES <= snap.free_pages and snap.num_running and snap.depth and snap.fit.is_ready:
@@ -137,10 +142,10 @@ def _is_too_deep(snap: Snapshot, config: RuntimeConfig) -> bool:
     """
     depth = snap.depth * np.array([1.0, 0.0, *FURTHER])
     expected = forecast(snap, depth)
-    rates = _rates(expected, expected.step_s, config)
+    rates = _rates(expected.tokens_per_s.tolist(), expected.step_s, config)
     ours = config.adjuster.goodput
     nobody = rates[1] if snap.num_waiting else (1 - ours.margin) * rates[1]
-    return bool(rates[0] < max((1 - ours.slack - ours.margin) * rates.max(), nobody))
+    return rates[0] < max((1 - ours.slack - ours.margin) * max(rates), nobody)
 
 
 def _loads_per_step(snap: Snapshot, config: RuntimeConfig) -> int:
@@ -152,5 +157,5 @@ def _loads_per_step(snap: Snapshot, config: RuntimeConfig) -> int:
         tokens = np.array([float(snap.num_running)])
         missed = misses_at(snap, np.array([snap.depth]), tokens)
         idle_s = float((snap.fit.step_s(tokens, missed) - snap.fit.copy_s(missed))[0])
-    away = int(snap.num_offloaded.sum())  # a bus that was measured in an instant could bring any number
-    return max(1, int(min(config.adjuster.goodput.bus_share * idle_s / snap.fit.expert_s, away)))
+    most = config.adjuster.goodput.bus_share * idle_s / snap.fit.expert_s
+    return max(1, int(min(most, snap.num_away)))  # a bus that was measured in an instant could bring any number

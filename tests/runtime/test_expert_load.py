@@ -123,6 +123,7 @@ def test_a_profile_file_is_a_table_of_counts(tmp_path: Path) -> None:
         {"counts": [[1, 2], [3]]},
         {"counts": [[1, 2], ["a", "b"]]},
         {"counts": {"0": [1, 2]}},
+        "[" * 100_000,
         {"counts": [[1, 2], [3, 10**400]]},
     ],
 )

@@ -97,7 +97,7 @@ def read_profile(path: Path, num_layers: int, num_experts: int) -> np.ndarray:
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
         counts = np.asarray(document["counts"], dtype=np.float64)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         message = f"profile {path}: want JSON with a table `counts`, but it can't be read ({error}); make it anew"
         raise ConfigError(message) from error
     if counts.shape != (num_layers, num_experts):

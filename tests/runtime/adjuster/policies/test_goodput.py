@@ -171,12 +171,21 @@ def test_before_anything_was_measured_nothing_goes() -> None:
     assert (chosen.evict, chosen.reason) == ((), "short of 1 pages, but no step was measured yet")
 
 
-@pytest.mark.parametrize("running", [0, 1])
-def test_the_only_request_always_gets_its_pages(running: int) -> None:
+@pytest.mark.parametrize(("running", "lost"), [(0, 0), (1, 300)])
+def test_the_only_request_always_gets_its_pages(running: int, lost: int) -> None:
     """It could never run otherwise: refusing would preempt it for ever."""
-    snap = busy(FLAT, num_running=running, kv_pages=9.0, fit=slower(1e6))
+    snap = busy(FLAT, num_running=running, lost_tokens=lost, kv_pages=9.0, fit=slower(1e6))
     assert plan(snap, DEFAULTS).evict
     assert plan(replace(snap, fit=StepFit()), DEFAULTS).evict
+
+
+def test_who_waits_beside_the_only_one_that_runs_gets_pages_if_it_pays() -> None:
+    """It can start when the other has ended."""
+    second: dict[str, Any] = {"num_running": 1, "kv_pages": 9.0, "short_pages": 9}
+    assert plan(busy(**second), DEFAULTS).evict
+    refused = plan(busy(FLAT, **second, fit=slower(1e6)), DEFAULTS)
+    assert not refused
+    assert "tokens/s" in str(refused.reason)
 
 
 def test_a_shortage_that_no_evictions_cover_evicts_nobody() -> None:

@@ -42,7 +42,7 @@ def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
 def _reclaim(snap: Snapshot, config: RuntimeConfig) -> Plan:
     short = f"short of {snap.short_pages} pages"
     reason: str | Reason
-    if snap.num_running <= 1:
+    if snap.num_running <= bool(snap.lost_tokens):
         reason = f"{short} for the only request"
     elif not snap.fit.is_ready:
         return Plan(reason=f"{short}, but no step was measured yet")

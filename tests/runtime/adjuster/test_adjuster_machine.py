@@ -256,7 +256,8 @@ class AdjusterMachine(RuleBasedStateMachine):
             assert len(self.port.free) >= before[2] + short
         else:
             assert self.state_of_all() == before[0]
-            may_refuse = self.config.policy == "fixed" or (self.config.policy == "goodput" and running > bool(lost_tokens))
+            is_only = running <= bool(lost_tokens)
+            may_refuse = self.config.policy == "fixed" or (self.config.policy == "goodput" and not is_only)
             assert may_refuse or not could
         return is_rescued
 

@@ -64,20 +64,15 @@ def test_an_output_without_room_is_told_in_one_sentence() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_ctrl_c_ends_it_in_one_sentence(tmp_path: Path) -> None:
-    """Here it reads a file of which the rest never comes."""
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
-    usage = tmp_path / "usage.csv"
-    os.mkfifo(usage)
-    command = [*MAIN, "plan", "--model", str(tmp_path), "--gpu", "h200", "--usage", str(usage)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            with usage.open("w"):  # waits until it reads
-                process.send_signal(signal.SIGINT)
-                _, errors = process.communicate(timeout=END_S)
-        finally:
-            process.kill()
-    assert (process.returncode, errors) == (128 + signal.SIGINT, "elasticmoe: interrupted\n")
+def test_ctrl_c_ends_it_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wherever it is at work."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plan, "read_served", interrupt)
+    assert main(["plan", "--model", "here", "--gpu", "h200", "--usage", "x.csv"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "elasticmoe: interrupted\n"
 
 
 def test_a_librarys_own_sentence_stands_alone(

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/simulator.py` finds `bench`
 
 from bench.serving.errors import BadScenario
-from bench.serving.files import end_in_a_sentence, parse_object, read_part, read_text, write_whole
+from bench.serving.files import end_in_a_sentence, parse_object, read_text, take_part, write_whole
 from bench.serving.meta import ROOT, collect_meta
 from bench.serving.progress import say
 from bench.simulation import rimuru
@@ -80,12 +80,14 @@ def run_rimuru() -> dict[str, object]:
 
 def read_earlier(path: Path) -> tuple[list[Row], dict[str, Any], dict[str, Any]]:
     """The rows of an earlier result, where those came from, and the paper's case; BadScenario if it is none."""
-    rows, meta, case = (read_part(path, key, kind) for key, kind in (("rows", list), ("meta", dict), ("rimuru", dict)))
+    result = parse_object(read_text(path), str(path))
+    kinds = (("rows", list), ("meta", dict), ("rimuru", dict))
+    rows, meta, case = (take_part(result, key, kind, str(path)) for key, kind in kinds)
     try:
         found = [Row(**row) for row in rows]
     except TypeError as error:
         raise BadScenario(f"{path}: want rows of this bench ({error}); leave out --again to make them anew") from error
-    return found, parse_object(read_text(path), str(path)).get("meta_of_other_rows", meta), case
+    return found, result.get("meta_of_other_rows", meta), case
 
 
 def main() -> int:

@@ -33,9 +33,14 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
 
 def read_part(path: Path, key: str, kind: type) -> Any:  # what JSON holds
     """Return what a file's JSON object has for a key; raises BadScenario if that is missing or of another kind."""
-    found = parse_object(read_text(path), str(path)).get(key)
+    return take_part(parse_object(read_text(path), str(path)), key, kind, str(path))
+
+
+def take_part(result: dict[str, Any], key: str, kind: type, where: str) -> Any:  # what JSON holds
+    """Return what a result that was read has for a key; raises as `read_part`."""
+    found = result.get(key)
     if not isinstance(found, kind):
-        raise BadScenario(f"{path}: want a result with {key!r} in it, there is none; name a result's file")
+        raise BadScenario(f"{where}: want a result with {key!r} in it, there is none; name a result's file")
     return found
 
 

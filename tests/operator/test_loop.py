@@ -11,7 +11,7 @@ from elasticmoe.operator import loop as loop_module
 from elasticmoe.operator.loop import Listed, Loop, WatchAge
 from elasticmoe.operator.reconcile import Key
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 A, B = Key("default", "a"), Key("default", "b")
 
 
@@ -23,6 +23,7 @@ class Passes:
         self.done: list[Key] = []
         self.running = 0
         self.most_at_once = 0
+        self.lock = threading.Lock()
         self.gate, self.started, self.four = threading.Event(), threading.Event(), threading.Event()
         self.gate.set()
         self.failing: set[Key] = set()
@@ -31,11 +32,13 @@ class Passes:
 
     def reconcile(self, key: Key) -> None:
         """Make a pass."""
-        self.running += 1
+        with self.lock:
+            self.running += 1
+            self.most_at_once = max(self.most_at_once, self.running)
         self.started.set()
-        self.most_at_once = max(self.most_at_once, self.running)
         assert self.gate.wait(DEADLINE_S)
-        self.running -= 1
+        with self.lock:
+            self.running -= 1
         self.done.append(key)
         if len(self.done) == 4:
             self.four.set()
@@ -91,8 +94,9 @@ def test_a_wake_raises_what_its_pass_raised() -> None:
     assert passes.done == [A, A]
 
 
-def test_a_resync_passes_over_every_resource(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resync_passes_over_every_resource(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """One that fails is logged and stops no other."""
+    monkeypatch.setattr(loop_module, "RESYNC_S", 2 * DEADLINE_S)
     passes = Passes()
     passes.failing = {A}
     asyncio.run(run_until(make(passes), 0.0, lambda: len(passes.done) == 2 and bool(caplog.text)))
@@ -125,7 +129,9 @@ def test_slow_passes_do_not_make_the_watch_old(monkeypatch: pytest.MonkeyPatch) 
     async def run_a_while() -> None:
         passes.gate.clear()
         task = asyncio.create_task(make(passes, watch).run(lambda: next(ticks)))
-        await until(lambda: watch.agreed_at_s >= 20)
+        await until(lambda: passes.running >= loop_module.AT_ONCE)
+        listed = watch.agreed_at_s
+        await until(lambda: watch.agreed_at_s >= listed + 20)
         assert passes.running == loop_module.AT_ONCE
         assert not passes.done
         passes.gate.set()
@@ -190,8 +196,9 @@ def test_an_event_on_its_way_is_no_lag() -> None:
     assert watch.agreed_at_s == 15.0
 
 
-def test_a_resync_compares_the_watch_with_the_list() -> None:
+def test_a_resync_compares_the_watch_with_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock that it is given."""
+    monkeypatch.setattr(loop_module, "RESYNC_S", 2 * DEADLINE_S)
     watch, passes = WatchAge(0.0), Passes()
     watch.see("uid-a", "1", 0.0)
     watch.see("uid-b", "1", 0.0)

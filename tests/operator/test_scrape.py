@@ -1,10 +1,11 @@
 """Pods' metrics, read over HTTP from a small server, and from text."""
 
 import contextlib
+import itertools
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -122,26 +123,49 @@ def test_a_page_that_breaks_off_is_none(port: int) -> None:
         fetch(f"http://127.0.0.1:{port}/short")
 
 
-def test_a_page_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that drips, and one that is too long: a pass must not wait for either."""
-    with endless_pages(chunk=b"#\n", pause_s=0.05) as port, pytest.raises(ScrapeError, match=r"no end, .* in 0\.3 s"):
-        fetch(f"http://127.0.0.1:{port}/metrics", timeout_s=0.3)
+class Clock:
+    """In the place of `time`: that many seconds go by between two looks, however long they took."""
+
+    def __init__(self, step_s: float) -> None:
+        """Start at 0."""
+        self.now_s, self.step_s = 0.0, step_s
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def test_a_page_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk comes in time and all of them don't: a pass must not wait for it."""
+    monkeypatch.setattr(scrape, "time", Clock(step_s=7.0))
+    with (
+        long_page(itertools.repeat(b"#\n")) as port,
+        pytest.raises(ScrapeError, match=r"[1-9]\d* bytes and no end, .* in 30 s"),
+    ):
+        fetch(f"http://127.0.0.1:{port}/metrics", timeout_s=30.0)
+
+
+def test_a_page_that_is_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its end, however fast it comes."""
+    monkeypatch.setattr(scrape, "time", Clock(step_s=0.0))
     monkeypatch.setattr(scrape, "MAX_BYTES", 2**16)
-    with endless_pages(chunk=b"#" * 2**14, pause_s=0.0) as port, pytest.raises(ScrapeError, match="at most 65536 in 4"):
-        fetch(f"http://127.0.0.1:{port}/metrics")
+    page = itertools.repeat(b"#" * 2**14, 1000)
+    with long_page(page) as port, pytest.raises(ScrapeError, match="no end, of at most 65536 in 30 s"):
+        fetch(f"http://127.0.0.1:{port}/metrics", timeout_s=30.0)
 
 
 @contextmanager
-def endless_pages(chunk: bytes, pause_s: float) -> Iterator[int]:
-    """Give the port of a server whose one answer goes on as long as somebody reads it."""
+def long_page(chunks: Iterable[bytes]) -> Iterator[int]:
+    """Give the port of a server whose one answer is these chunks, or as many of them as somebody reads."""
 
     def answer(listening: socket.socket) -> None:
         connection, _ = listening.accept()
         with connection, contextlib.suppress(OSError):
             connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
-            while True:
+            for chunk in chunks:
                 connection.sendall(chunk)
-                time.sleep(pause_s)
+                time.sleep(0.001)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=answer, args=(listening,))

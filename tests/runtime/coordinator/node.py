@@ -10,6 +10,9 @@ from elasticmoe.runtime.coordinator.protocol import Message
 from elasticmoe.runtime.hostpool.manifest import Manifest, PoolId, plan_manifest
 from tests.runtime.coordinator.processes import CoordinatorProcess, WorkerProcess
 
+PATIENCE_S = 60.0
+"""How long a worker waits for a coordinator that a test has started."""
+
 
 class Node:
     """One node's coordinators and workers, and the socket between them."""
@@ -36,7 +39,7 @@ class Node:
 
     def acquire(self, manifest: Manifest | None = None) -> Lease:
         """Take a lease in this process."""
-        lease = acquire(self.socket, manifest or self.manifest, 10)
+        lease = acquire(self.socket, manifest or self.manifest, PATIENCE_S)
         self._stack.callback(lease.close)
         return lease
 

@@ -1,5 +1,6 @@
 """Real coordinators and workers as processes of their own, which a test may kill."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from elasticmoe.runtime.coordinator.client import acquire
 from elasticmoe.runtime.hostpool.manifest import PoolId, plan_manifest
 socket, model, tp, rank = sys.argv[1:]
 wanted = plan_manifest(PoolId(model, "", "float32", int(tp), int(rank)), read_shape(Path(model)))
-lease = acquire(Path(socket), wanted, 20)
+lease = acquire(Path(socket), wanted, 60)
 print(len(lease.memory), flush=True)
 time.sleep(600)
 """
@@ -70,8 +71,12 @@ class Process:
 
     def pool_inodes(self) -> set[int]:
         """Return the pools that the process has open, by the kernel's number of their memory."""
-        links = Path(f"/proc/{self.process.pid}/fd").iterdir()
-        return {link.stat().st_ino for link in links if "memfd:elasticmoe-" in os.readlink(link)}  # noqa: PTH115
+        inodes = set()
+        for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # a connection that was closed meanwhile
+                if "memfd:elasticmoe-" in os.readlink(link):  # noqa: PTH115
+                    inodes.add(link.stat().st_ino)
+        return inodes
 
 
 class CoordinatorProcess(Process):
@@ -84,7 +89,7 @@ class CoordinatorProcess(Process):
 
     def metric(self, name: str) -> float:
         """Return one series' value."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=60) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         return next(s.value for family in families for s in family.samples if s.name == name)
 
@@ -101,7 +106,7 @@ class WorkerProcess(Process):
         super().__init__((sys.executable, "-c", WORKER, str(socket), str(model), str(tp), str(rank)))
 
 
-def wait_until(is_done: Callable[[], bool], why: Callable[[], str], timeout_s: float = 20) -> None:
+def wait_until(is_done: Callable[[], bool], why: Callable[[], str], timeout_s: float = 60) -> None:
     """Return when `is_done` says so; fails after the timeout with what `why` says."""
     deadline_s = time.monotonic() + timeout_s
     while not is_done():

@@ -1,6 +1,10 @@
 """`elasticmoe make-model` on the command line, and what transformers makes of the checkpoints it writes."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +14,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from elasticmoe.runtime.cli.main import main
+from elasticmoe.runtime.cli.models import build
 from elasticmoe.runtime.cli.models.presets import PRESETS, Preset
 from elasticmoe.runtime.cli.models.weights import FIXED_PART, gates, popularity, sample_text_ids
 
@@ -17,6 +22,8 @@ Written = tuple[Preset, Path]
 
 TOP_PARTS = (0.10, 0.25, 0.50)
 END = "<|im_end|>"
+MAKE = (sys.executable, "-m", "elasticmoe.runtime.cli.main", "make-model")
+BEGIN_S, END_S = 60.0, 20.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -234,4 +241,54 @@ def test_a_seed_that_no_generator_takes_is_refused(tmp_path: Path, capsys: pytes
     """Before anything is written."""
     assert main(["make-model", "tiny", str(tmp_path / "model"), "--seed", "9" * 30]) == 2
     assert "--seed: want a number of at most 4294967295, it is 999" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_one_that_is_ended_leaves_nothing_in_the_way(tmp_path: Path, number: signal.Signals) -> None:
+    """Told to end it leaves no folder; what a killed one leaves doesn't keep the next from writing, and goes."""
+    target = tmp_path / "model"
+    with subprocess.Popen([*MAKE, "tiny", str(target)], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            deadline_s = time.monotonic() + BEGIN_S
+            while not any(target.glob(".writing-*")):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.002)
+            process.send_signal(number)
+            _, said = process.communicate(timeout=END_S)
+        finally:
+            process.kill()
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert said == ("elasticmoe: interrupted\n" if number == signal.SIGINT else "")
+    assert target.exists() == (number == signal.SIGKILL)
+    if target.exists():
+        assert main(["make-model", "tiny", str(target)]) == 0
+        assert {"config.json", "model.safetensors", "tokenizer.json"} <= {file.name for file in target.iterdir()}
+        assert not any(target.glob(".writing-*"))
+
+
+def test_a_disk_without_room_is_told_in_one_sentence(tmp_path: Path) -> None:
+    """Though a library tells it in an error of its own; here no file may have more than 100 KiB."""
+    target = tmp_path / "model"
+    command = ["bash", "-c", 'ulimit -f 100 && exec "$@"', "bash", *MAKE, "tiny", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BEGIN_S, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"elasticmoe: want files and an output that can be used: [Errno 27] File too large: '{target}'; "
+        "name others, or make room\n"
+    )
+    assert not target.exists()
+
+
+def test_other_faults_of_a_library_are_not_taken_for_the_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug keeps its traceback."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(build, "build_model", fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["make-model", "tiny", str(tmp_path / "model")])
     assert not (tmp_path / "model").exists()

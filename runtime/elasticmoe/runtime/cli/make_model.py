@@ -4,18 +4,23 @@ Random weights with skewed routing, a trained tokenizer, a chat template. Nothin
 """
 
 import argparse
+import os
+import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from elasticmoe.runtime.cli.models.presets import BLOCK_TOKENS, PRESETS, Preset
+from elasticmoe.runtime.cli.staging import filled_whole, is_leftover, refuse_no_folder
 from elasticmoe.runtime.errors import ConfigError
 
 _KIB: Final = 1024
 _MIB: Final = 1024**2
 MOST_SEED: Final = 2**32 - 1
+_OS_ERROR: Final = re.compile(r"\(os error (\d+)\)")
 _READABLE: Final = 0o644  # safetensors writes 0600, but another user may serve the model
 
 
@@ -49,17 +54,16 @@ def run(args: argparse.Namespace) -> int:
 
 def write_model(preset: Preset, target: Path, *, seed: int, force: bool) -> None:
     """Write the checkpoint into `target`, whole or not at all; files in it are refused, or replaced with `force`."""
-    _prepare(target, force=force)
+    _refuse_target(target, force=force)
     from elasticmoe.runtime.cli.models.build import build_model
     from elasticmoe.runtime.cli.models.tokenizer import train_tokenizer
 
     tokenizer = train_tokenizer(preset.max_position)
-    with TemporaryDirectory(dir=target, prefix=".writing-") as staging:
-        build_model(preset, tokenizer, seed).save_pretrained(staging)
-        tokenizer.save_pretrained(staging)
-        for file in Path(staging).iterdir():
+    with filled_whole(target, last="config.json") as folder, _system_errors(target):
+        build_model(preset, tokenizer, seed).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        for file in folder.iterdir():
             file.chmod(_READABLE)
-            file.replace(target / file.name)
 
 
 def describe(preset: Preset, target: Path) -> str:
@@ -75,13 +79,21 @@ def describe(preset: Preset, target: Path) -> str:
     )
 
 
-def _prepare(target: Path, *, force: bool) -> None:
-    """Make the folder `target` if there is none; raise if it can't be one or, without `force`, has files in it."""
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        msg = f"need a folder to write the model into, {target} can't be one ({error.strerror}): name another path"
-        raise ConfigError(msg) from error
-    if not force and any(target.iterdir()):
+def _refuse_target(target: Path, *, force: bool) -> None:
+    """Raise if `target` can't be a folder or, without `force`, has files in it."""
+    refuse_no_folder(target)
+    if not force and target.exists() and not all(map(is_leftover, target.iterdir())):
         msg = f"need an empty folder to write the model into, {target} has files in it: name another or add --force"
         raise ConfigError(msg)
+
+
+@contextmanager
+def _system_errors(target: Path) -> Iterator[None]:
+    """Raise as OSError what libraries of Rust say of the system's faults in errors of their own."""
+    try:
+        yield
+    except Exception as error:
+        if (found := _OS_ERROR.search(str(error))) is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(target)) from error

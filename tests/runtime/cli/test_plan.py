@@ -90,6 +90,7 @@ def test_room_for_kv_follows_from_the_gpu(arguments: list[str], capsys: pytest.C
         (("--tpot-ms", "inf"), "--tpot-ms: want a number above 0 and at most 1000000000, it is inf"),
         (("--plot", "/"), "--plot /: want a file to write, that is a folder; name another"),
         (("--plot", "/nowhere/a.svg"), "--plot /nowhere/a.svg: want a file to write, there is no folder /nowhere"),
+        (("--kv-gib", "400"), "have 13107584 blocks of KV, want at most 10000000; check "),
         (("--gpu", "toaster"), "GPU 'toaster': want one of h200"),
         (("--kv-gib", "0.0001"), "one request of 256 tokens needs"),
         (("--max-model-len", "50"), "don't fit 50 at most"),

@@ -90,19 +90,51 @@ def test_a_config_that_lacks_a_size_is_refused_by_key(key: str) -> None:
 @pytest.mark.parametrize("key", ["num_hidden_layers", "num_experts", "hidden_size", "decoder_sparse_step"])
 def test_a_size_that_is_no_count_is_refused_by_key(key: str, value: object) -> None:
     """Key and value are named."""
-    with pytest.raises(UnsupportedError, match=rf"config.json has .* for {key}, want a whole number from [01] on"):
+    with pytest.raises(
+        UnsupportedError, match=rf"config.json has .* for {key}, want a whole number from [01] on, 10+ at most;"
+    ):
         parse_model_shape(["Qwen3MoeForCausalLM"], QWEN3_30B | {key: value})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"decoder_sparse_step": 0}, "has 0 for decoder_sparse_step, want a whole number from 1 on"),
+        ({"decoder_sparse_step": 0}, "has 0 for decoder_sparse_step, want a whole number from 1 on, 10000000 at most"),
         ({"mlp_only_layers": 3}, "has 3 for mlp_only_layers, want a list of layers"),
+        ({"mlp_only_layers": [[1]]}, r"has \[\[1\]\] for mlp_only_layers, want a list of layers"),
         ({"num_experts_per_tok": 129}, "has 129 experts a token of 128"),
+        ({"num_hidden_layers": 1001}, "has 1001 for num_hidden_layers, want a whole number from 0 on, 1000 at most;"),
+        ({"hidden_size": 10**7 + 1}, "has 10000001 for hidden_size, want a whole number from 1 on, 10000000 at most;"),
+        ({"num_hidden_layers": 1000, "num_experts": 263}, "has 1000 layers of 263 experts, want at most 262144"),
+        ({"num_attention_heads": 2049}, "has 2049 heads for a hidden size of 2048 and no head_dim"),
+        ({"num_attention_heads": 10**9}, "has 1000000000 for num_attention_heads, want a whole number from 1 on"),
     ],
 )
 def test_sizes_that_no_model_has_are_refused(change: dict[str, Any], message: str) -> None:
     """The message says what they are."""
     with pytest.raises(UnsupportedError, match=message):
         parse_model_shape(["Qwen3MoeForCausalLM"], QWEN3_30B | change)
+
+
+def test_the_largest_sizes_are_taken() -> None:
+    """A model of all that is allowed; heads of a size of their own may be more than the hidden size has room for."""
+    change = {"num_hidden_layers": 1000, "num_experts": 262, "num_attention_heads": 4096, "head_dim": 128}
+    assert parse_model_shape(["Qwen3MoeForCausalLM"], QWEN3_30B | change).num_layers == 1000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": 10**4000},
+        {"hidden_size": "8" * 10**6},
+        {"mlp_only_layers": ["8"] * 10**6},
+        {"architectures": ["A" * 10**6]},
+        {"architectures": [["A"] * 10**6]},
+    ],
+)
+def test_what_is_wrong_is_told_in_short(change: dict[str, Any]) -> None:
+    """However long it is."""
+    config = {"architectures": ["Qwen3MoeForCausalLM"]} | QWEN3_30B | change
+    with pytest.raises(UnsupportedError) as refused:
+        parse_model_shape(config["architectures"], config)
+    assert len(str(refused.value)) < 500

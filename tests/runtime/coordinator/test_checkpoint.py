@@ -53,7 +53,10 @@ def test_the_shape_comes_from_config_json(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json can't be read"):
         read_shape(tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"config\.json can't be read .* give --model the folder"):
+    with pytest.raises(CheckpointError, match=r"config\.json can't be read .* name the folder of a whole checkpoint"):
+        read_shape(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"config\.json: want a JSON object, it is a list"):
         read_shape(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UnsupportedError, match=r"architecture \(none\) is not one that elasticmoe pages"):

@@ -15,6 +15,7 @@ from typing import Any
 from elasticmoe.runtime.cli import plan_report
 from elasticmoe.runtime.cli.progress import progress
 from elasticmoe.runtime.cli.refuse import refuse_output
+from elasticmoe.runtime.cli.staging import write_whole
 from elasticmoe.runtime.errors import ConfigError
 from elasticmoe.runtime.simulator.advice import Advice, Lengths, advise
 from elasticmoe.runtime.simulator.hardware import GPUS, Gpu, find_gpu
@@ -29,6 +30,8 @@ USABLE_MEMORY = 0.9
 ACTIVATIONS_BYTES = 2**30
 """What vLLM leaves for activations, roughly, where it isn't told how much room KV has."""
 
+MOST_BLOCKS = 10**7
+"""Of a simulated pool, some hundred times what models and GPUs come to: it has a row of its books for each."""
 MOST = 10**9
 """Of any number on the command line: no deployment has more, and it is far from where arithmetic ends."""
 
@@ -68,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         limits=Limits(args.max_num_seqs, args.max_num_batched_tokens, model.block_size),
     )
+    _refuse_many_blocks(system)
     lengths = Lengths(args.prompt_tokens, args.answer_tokens)
     with progress("plan") as shown:
         advice = advise(usage, system, lengths, Slo(tpot_s=args.tpot_ms / 1000), shown.begin)
@@ -76,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(plan_report.table(usage, system, advice, args.tpot_ms), flush=True)
     if args.plot is not None:
-        args.plot.write_text(plan_report.draw(usage, advice), encoding="utf-8")
+        write_whole(args.plot, plan_report.draw(usage, advice))
         print(f"plan: wrote {args.plot}", file=sys.stderr)
     return 0
 
@@ -93,6 +97,18 @@ def find_kv_bytes(kv_gib: float | None, model: ServedModel, gpu: Gpu) -> int:
         )
         raise ConfigError(message)
     return room
+
+
+def _refuse_many_blocks(system: System) -> None:
+    """Raise ConfigError for a pool so large beside its blocks that its books would take all memory."""
+    model, gib = system.model, 2**30
+    num = (model.all_expert_bytes + system.kv_bytes) // (model.kv_bytes * model.block_size)
+    if num > MOST_BLOCKS:
+        message = (
+            f"--kv-gib: {system.kv_bytes / gib:g} GiB beside {model.all_expert_bytes / gib:.1f} of experts have {num} "
+            f"blocks of KV, want at most {MOST_BLOCKS}; check {model.name}'s config.json, or give less"
+        )
+        raise ConfigError(message)
 
 
 def to_json(usage: Usage, system: System, advice: Advice) -> dict[str, Any]:

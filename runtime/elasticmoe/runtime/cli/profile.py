@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from elasticmoe.runtime.cli.model_argument import refuse_model
 from elasticmoe.runtime.cli.refuse import refuse_output
+from elasticmoe.runtime.cli.staging import write_whole
 from elasticmoe.runtime.errors import ConfigError
 
 Request = str | list[dict[str, Any]]
@@ -38,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         if number is not None and number < 1:
             raise ConfigError(f"{flag}: want a number above 0, it is {number}")
     refuse_output("--output", args.output)
+    refuse_model(args.model, args.rest)
     requests = read_requests(args.requests)[: args.limit]
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the counts are read from the engine core
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
@@ -45,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     counts = count_routed(args.model, requests, args.max_tokens, args.rest)
     document = {"model": args.model, "num_requests": len(requests), "counts": counts.tolist()}
-    args.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    write_whole(args.output, json.dumps(document) + "\n")
     layers, experts = counts.shape
     print(f"wrote {args.output}: {int(counts.sum())} selections of {layers} layers of {experts} experts")
     return 0

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticmoe.runtime.cli import api_server
+from elasticmoe.runtime.cli.model_argument import refuse_model
 from elasticmoe.runtime.cli.supervise import hold_signals, supervise
 from elasticmoe.runtime.contract import config as contract
 from elasticmoe.runtime.contract.config import parse_config
@@ -83,7 +84,19 @@ def vllm_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     env = {name: getattr(own, flag) for flag, name in ENV_FLAGS.items() if getattr(own, flag) is not None}
     contract.settings_from_env({**os.environ, **env})
     _refuse_without_plugin(os.environ.get("VLLM_PLUGINS"))
+    if (model := _find_model(rest)) is not None:
+        refuse_model(model, rest)
     return [*rest, "--additional-config", json.dumps(merged)], env
+
+
+def _find_model(words: list[str]) -> str | None:
+    """Return the model that vLLM is told to serve: its first word or --model; None if only vLLM can tell."""
+    if words and not words[0].startswith("-"):
+        return words[0]
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--model")
+    model: str | None = parser.parse_known_args(words)[0].model
+    return model
 
 
 def _with_flags(config: dict[str, Any], own: argparse.Namespace) -> dict[str, Any]:

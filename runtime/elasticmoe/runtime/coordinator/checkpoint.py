@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from elasticmoe.runtime.contract.model import ModelShape, parse_model_shape
 from elasticmoe.runtime.errors import CheckpointError
@@ -94,7 +94,11 @@ def _list_files(folder: Path) -> list[Path]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        message = f"{path} can't be read ({error}); give --model the folder of a whole checkpoint"
+        message = f"{path} can't be read ({error}); name the folder of a whole checkpoint"
         raise CheckpointError(message) from error
+    if not isinstance(found, dict):
+        message = f"{path}: want a JSON object, it is a {type(found).__name__}; name the folder of a whole checkpoint"
+        raise CheckpointError(message)
+    return found

@@ -23,10 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from bench.serving.arguments import count, new_file  # noqa: E402 -- found through the line above
-from bench.serving.files import end_in_a_sentence, write_whole  # noqa: E402 -- found through the line above
+from bench.serving.files import end_in_a_sentence  # noqa: E402 -- found through the line above
 from bench.serving.meta import collect_meta  # noqa: E402 -- found through the line above
 from elasticmoe.runtime.adjuster.adjuster import IDLE, Adjuster, Demand  # noqa: E402
 from elasticmoe.runtime.adjuster.sample import StepSample  # noqa: E402
+from elasticmoe.runtime.cli.staging import write_whole  # noqa: E402 -- found through the line above
 from elasticmoe.runtime.contract.config import AdjusterConfig, PolicyName, RuntimeConfig  # noqa: E402
 from elasticmoe.runtime.expert_load import ExpertLoad  # noqa: E402
 from elasticmoe.runtime.pages.placement import Geometry  # noqa: E402

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `pyth
 
 from bench.serving.arguments import count, new_file
 from bench.serving.burst import BurstResult
-from bench.serving.files import end_in_a_sentence, write_whole
+from bench.serving.files import end_in_a_sentence
 from bench.serving.meta import ROOT, collect_meta
 from bench.serving.model import ensure_tiny_model
 from bench.serving.progress import say
@@ -37,6 +37,7 @@ from bench.serving.scenario import (
 )
 from bench.serving.server import Server, exit_on_sigterm
 from bench.serving.trace import mean_lengths
+from elasticmoe.runtime.cli.staging import write_whole
 
 DEFAULT_LOGS = ROOT / "build" / "burst-cpu"
 DEFAULT_OUT = ROOT / "bench" / "results" / "burst-cpu.json"

@@ -21,9 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `pyth
 
 from bench.serving.arguments import new_file
 from bench.serving.errors import BenchError
-from bench.serving.files import end_in_a_sentence, write_whole
+from bench.serving.files import end_in_a_sentence
 from bench.serving.meta import ROOT, collect_meta
 from bench.serving.progress import say
+from elasticmoe.runtime.cli.staging import write_whole
 
 OUT = ROOT / "bench" / "results" / "demo-times.json"
 LOGS = ROOT / "build" / "demo-times"

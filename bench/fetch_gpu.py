@@ -28,7 +28,9 @@ from bench.fetch.forward import Case, Launch, syncs_per_call, time_case
 from bench.fetch.idle import idle_us
 from bench.fetch.setup import make_experts
 from bench.kernel_gpu import meta
+from bench.serving.arguments import amount, new_file
 from elasticmoe.kernels.fetch import Tuning
+from elasticmoe.runtime.cli.staging import write_whole
 
 OUT = Path(__file__).resolve().parent / "results" / "fetch-h200.json"
 NUM_SLOTS = 64
@@ -50,21 +52,20 @@ def main() -> None:
     args = parser().parse_args()
     result: dict[str, Any] = {"meta": meta()}
     for _ in measure(args, result):
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result), encoding="utf-8")
+        write_whole(args.out, json.dumps(result))
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--out", type=Path, default=OUT)
+    made.add_argument("--out", type=new_file, default=OUT)
     made.add_argument("--batches", type=_numbers, default=[32, 64, 128, 256, 1])
     made.add_argument("--ahead", type=_numbers, default=[0, 1, 2], help="layers that fetches start ahead")
     made.add_argument("--offloaded", type=_numbers, default=[4, 10], help="experts of each layer, where skewed")
     made.add_argument("--flat-offloaded", type=_numbers, default=[2], help="and where flat")
     made.add_argument("--sweep", action="store_true", help="time every launch of the kernel alone")
     made.add_argument("--variants", action="store_true", help="time other copies")
-    made.add_argument("--seconds", type=float, default=115, help="begin no other step after this")
+    made.add_argument("--seconds", type=amount, default=115, help="begin no other step after this")
     return made
 
 

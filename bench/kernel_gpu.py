@@ -19,7 +19,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.kernel.shapes import SHAPES
+from bench.serving.arguments import count, new_file
 from bench.serving.meta import collect_meta, find_versions
+from elasticmoe.runtime.cli.staging import write_whole
 
 SIZES = tuple(2**power for power in range(14))
 
@@ -29,16 +31,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("tune", "run"))
     parser.add_argument("shapes", nargs="+", choices=SHAPES)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=new_file, required=True)
     parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=list(SIZES))
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--repeats", type=count, default=15)
+    parser.add_argument("--workers", type=count, default=14)
     parser.add_argument("--configs", type=Path, help="a tune's result instead of the committed configs")
     args = parser.parse_args()
     result: dict[str, Any] = {"meta": meta()}
     run = tune_shapes if args.command == "tune" else run_shapes
     for _ in run(args, result):
-        args.out.write_text(json.dumps(result), encoding="utf-8")
+        write_whole(args.out, json.dumps(result))
 
 
 def tune_shapes(args: argparse.Namespace, result: dict[str, Any]) -> Iterator[None]:

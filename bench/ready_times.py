@@ -35,10 +35,11 @@ from bench.cluster.kubectl import Kubectl, wait_until
 from bench.cluster_demo import EXAMPLE
 from bench.serving.arguments import count, new_file
 from bench.serving.errors import BenchError
-from bench.serving.files import end_in_a_sentence, write_whole
+from bench.serving.files import end_in_a_sentence
 from bench.serving.meta import ROOT, collect_meta
 from bench.serving.metrics import parse
 from bench.serving.progress import say
+from elasticmoe.runtime.cli.staging import write_whole
 
 OUT = ROOT / "bench" / "results" / "ready-times.json"
 NAME = "timed"

@@ -23,7 +23,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.serving.arguments import amount, count, new_file
+from bench.serving.files import end_in_a_sentence
 from bench.serving.meta import collect_meta
+from bench.serving.model_config import find_dtype, read_model_config
+from elasticmoe.runtime.cli.staging import write_whole
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -67,7 +71,7 @@ def make_engine(args: argparse.Namespace, folder: str) -> Any:
         keep_all_resident()
     llm = LLM(
         model=folder,
-        dtype=json.loads(Path(args.model).read_text(encoding="utf-8"))["torch_dtype"],
+        dtype=find_dtype(read_model_config(Path(args.model))[0]),
         load_format="dummy",
         skip_tokenizer_init=True,
         enforce_eager=True,
@@ -109,11 +113,7 @@ def reseed(worker: Any) -> None:
 
 def expert_bytes(config: Path) -> int:
     """Return the bytes of all routed experts of a model config (bf16 or as its dtype says)."""
-    from elasticmoe.runtime.contract.model import parse_model_shape
-
-    text = json.loads(config.read_text(encoding="utf-8"))
-    itemsize = 4 if text["torch_dtype"] == "float32" else 2
-    return parse_model_shape(text["architectures"], text).expert_bytes_total(itemsize)
+    return read_model_config(config)[1].all_expert_bytes
 
 
 class Recorder:
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     lengths = draw_lengths(args.requests, args.mean_in, args.mean_out, args.max_model_len, args.seed)
     rng = random.Random(args.seed + 1)
-    vocab = json.loads(Path(args.model).read_text(encoding="utf-8"))["vocab_size"]
+    vocab = read_model_config(Path(args.model))[0]["vocab_size"]
     prompts = [{"prompt_token_ids": [rng.randrange(vocab) for _ in range(prompt)]} for prompt, _ in lengths]
     with tempfile.TemporaryDirectory() as folder:
         start_s = time.perf_counter()
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         warm = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0, detokenize=False)
         llm.generate(prompts[:8], warm, use_tqdm=False)
         result = serve(args, llm, prompts, params) | {"ready_s": ready_s}
-        Path(args.out).write_text(json.dumps(result) + "\n", encoding="utf-8")
+        write_whole(args.out, json.dumps(result) + "\n")
         if args.then_vllm_kernel:
             use_vllm_kernel()
             llm.generate(prompts[:8], warm, use_tqdm=False)
@@ -250,26 +250,26 @@ def main() -> int:
     one.add_argument("--system", choices=SYSTEMS, required=True)
     one.add_argument("--model", required=True, help="a config.json in the shape of the model")
     one.add_argument("--then-vllm-kernel", action="store_true", help="serve once more, by the fallback kernel")
-    one.add_argument("--kv-gib", type=float, default=1.0)
-    one.add_argument("--utilization", type=float, help="size memory as vLLM does by default, instead of --kv-gib")
-    one.add_argument("--tp", type=int, default=1, help="tensor-parallel GPUs")
-    one.add_argument("--requests", type=int, default=256)
-    one.add_argument("--mean-in", type=float, default=168)
-    one.add_argument("--mean-out", type=float, default=205)
-    one.add_argument("--max-model-len", type=int, default=2048)
+    one.add_argument("--kv-gib", type=amount, default=1.0)
+    one.add_argument("--utilization", type=amount, help="size memory as vLLM does by default, instead of --kv-gib")
+    one.add_argument("--tp", type=count, default=1, help="tensor-parallel GPUs")
+    one.add_argument("--requests", type=count, default=256)
+    one.add_argument("--mean-in", type=amount, default=168)
+    one.add_argument("--mean-out", type=amount, default=205)
+    one.add_argument("--max-model-len", type=count, default=2048)
     one.add_argument("--seed", type=int, default=0)
     three = commands.add_parser("combine")
     three.add_argument("runs", nargs=3)
     three.add_argument("--device", required=True, help="the GPU's name, for the result")
     three.add_argument("--commit", help="of the tree that ran, where it is no git checkout")
     for command in (one, three):
-        command.add_argument("--out", required=True)
+        command.add_argument("--out", type=new_file, required=True)
     args = parser.parse_args()
     result = run(args) if args.command == "run" else combine(args.runs, args.device, args.commit)
-    Path(args.out).write_text(json.dumps(result) + "\n", encoding="utf-8")
+    write_whole(args.out, json.dumps(result) + "\n")
     print({k: v for k, v in result.items() if k not in ("tokens", "schedule", "vllm_kernel")})
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_in_a_sentence(main))

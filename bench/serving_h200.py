@@ -26,9 +26,10 @@ from bench.matrix.page import put
 from bench.matrix.report import draw, report
 from bench.matrix.run import run
 from bench.matrix.systems import SYSTEMS
-from bench.serving.errors import BadScenario
-from bench.serving.files import end_in_a_sentence, read_part, read_text, write_whole
+from bench.serving.arguments import amount, count, new_file
+from bench.serving.files import end_in_a_sentence, read_part, read_text
 from bench.serving.meta import ROOT
+from elasticmoe.runtime.cli.staging import write_whole
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -44,17 +45,17 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--fetch", choices=("host", "device"), help="default: the system's")
     one.add_argument("--eager", action="store_true", help="no graphs, whatever the system")
     one.add_argument("--follow", type=Path, help="file of a run whose policy's plans are followed")
-    one.add_argument("--bus-gb-s", type=float, help="slow fetches down to this rate")
-    one.add_argument("--tp", type=int, default=1, help="tensor-parallel GPUs")
-    one.add_argument("--max-kv-gib", type=float, default=8.0, help="room for KV that the engine starts with")
-    one.add_argument("--max-model-len", type=int, default=8192)
-    one.add_argument("--max-num-seqs", type=int, default=256)
-    one.add_argument("--requests", type=int, default=256, help="of a closed batch and of a burst")
-    one.add_argument("--seconds", type=float, default=20.0, help="of the open loop, and of the calm after a burst")
+    one.add_argument("--bus-gb-s", type=amount, help="slow fetches down to this rate")
+    one.add_argument("--tp", type=count, default=1, help="tensor-parallel GPUs")
+    one.add_argument("--max-kv-gib", type=amount, default=8.0, help="room for KV that the engine starts with")
+    one.add_argument("--max-model-len", type=count, default=8192)
+    one.add_argument("--max-num-seqs", type=count, default=256)
+    one.add_argument("--requests", type=count, default=256, help="of a closed batch and of a burst")
+    one.add_argument("--seconds", type=amount, default=20.0, help="of the open loop, and of the calm after a burst")
     one.add_argument("--seed", type=int, default=0)
     turns = "a file that runs of other systems on this GPU are given too: they start together, cells take turns"
     one.add_argument("--turns", type=Path, help=turns)
-    one.add_argument("--deadline-s", type=float, default=float("inf"), help="start no cell after so long")
+    one.add_argument("--deadline-s", type=amount, default=float("inf"), help="start no cell after so long")
     many = commands.add_parser("combine", help="one result out of the runs")
     many.add_argument("runs", nargs="+", type=Path)
     many.add_argument("--device", required=True, help="the GPU's name, for the result")
@@ -66,24 +67,15 @@ def make_parser() -> argparse.ArgumentParser:
     shown.add_argument("--page", type=Path, help="a page of Markdown whose part `serving` is written anew")
     shown.add_argument("--plots", type=Path, default=ROOT / "docs" / "plots", help="folder of the plot")
     for command in (one, many):
-        command.add_argument("--out", type=Path, required=True)
+        command.add_argument("--out", type=new_file, required=True)
     return parser
 
 
 def main() -> int:
     """Run one system, combine the runs or report of them; returns the exit status."""
     args = make_parser().parse_args()
-    _refuse_wrong_numbers(args)
     {"run": run, "combine": _combine, "report": _report}[args.command](args)
     return 0
-
-
-def _refuse_wrong_numbers(args: argparse.Namespace) -> None:
-    """Raise BadScenario for a number that no run can have, before an engine starts."""
-    for name in ("tp", "max_kv_gib", "max_model_len", "max_num_seqs", "requests", "seconds", "bus_gb_s", "deadline_s"):
-        value = getattr(args, name, None)
-        if value is not None and not value > 0:
-            raise BadScenario(f"--{name.replace('_', '-')}: want a number above 0, it is {value}")
 
 
 def _combine(args: argparse.Namespace) -> None:

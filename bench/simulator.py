@@ -18,13 +18,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/simulator.py` finds `bench`
 
+from bench.serving.arguments import new_file
 from bench.serving.errors import BadScenario
-from bench.serving.files import end_in_a_sentence, parse_object, read_text, take_part, write_whole
+from bench.serving.files import end_in_a_sentence, parse_object, read_text, take_part
 from bench.serving.meta import ROOT, collect_meta
 from bench.serving.progress import say
 from bench.simulation import rimuru
 from bench.simulation.cells import POLICIES, Cell, Row, list_cells, make_row, simulate
 from bench.simulation.verdict import dump, judge
+from elasticmoe.runtime.cli.staging import write_whole
 from elasticmoe.runtime.contract.config import PolicyName
 from elasticmoe.runtime.simulator.hardware import GPUS
 
@@ -96,15 +98,12 @@ def main() -> int:
     parser.add_argument("--gpu", choices=list(GPUS), action="append", help="only cells of this GPU (default: all)")
     again = "simulate this policy alone anew, and keep the other rows of the result that is there"
     parser.add_argument("--again", choices=[name for name in POLICIES if name], help=again)
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where the result goes (%(default)s)")
+    parser.add_argument("--out", type=new_file, default=DEFAULT_OUT, help="where the result goes (%(default)s)")
     args = parser.parse_args()
     if args.gpu and (args.again or args.out == DEFAULT_OUT):
         parser.error(
             "--gpu wants another --out: a part of the cells would replace all; --again takes those of the result"
         )
-    if args.out.is_dir():
-        parser.error(f"--out {args.out}: want a file, that is a folder")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"meta": asdict(collect_meta())}
     if args.again:
         earlier, meta, case = read_earlier(args.out)

@@ -19,7 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from bench.matrix.cells import Cell
 from bench.matrix.run import Bench
 from bench.matrix.workloads import Arrival
+from bench.serving.files import end_in_a_sentence
 from bench.serving.progress import say
+from elasticmoe.runtime.cli.staging import write_whole
 
 FIRST_STEP, NUM_STEPS = 34, 5
 """Steps after which the watch begins, and how many it lasts: by then every prompt is computed."""
@@ -124,10 +126,10 @@ def main() -> int:
     bench, cases = Bench(args), dict[str, Any]()
     for name, case in CASES.items():
         cases[name] = profile_case(bench, case)
-        args.out.write_text(json.dumps({"meta": meta(), "cases": cases}) + "\n", encoding="utf-8")
+        write_whole(args.out, json.dumps({"meta": meta(), "cases": cases}) + "\n")
         say(f"{name}: {cases[name]['span_us'] / NUM_STEPS / 1000:.1f} ms a step")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_in_a_sentence(main))

@@ -3,7 +3,6 @@
 `start_engine` starts one in this process. Workers are patched by their extension, the rest here before vLLM starts.
 """
 
-import json
 import os
 import shutil
 import tempfile
@@ -13,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.serving_gpu import ENVIRONMENT, expert_bytes
+from bench.serving.model_config import find_dtype, read_model_config
+from bench.serving_gpu import ENVIRONMENT
 
 GIB = 2**30
 OFFLOADED = 10
@@ -74,11 +74,9 @@ class Model:
 
 def read_model(config: Path, tp: int = 1) -> Model:
     """Return the sizes in a config.json."""
-    text = json.loads(config.read_text(encoding="utf-8"))
-    num_experts = text.get("num_experts") or text["num_local_experts"]
-    return Model(
-        text["num_hidden_layers"], num_experts, text["vocab_size"], text["torch_dtype"], expert_bytes(config) // tp
-    )
+    text, served = read_model_config(config)
+    num_experts, experts_bytes = served.shape.num_experts, served.all_expert_bytes // tp
+    return Model(text["num_hidden_layers"], num_experts, text["vocab_size"], find_dtype(text), experts_bytes)
 
 
 def goal_bytes(model: Model) -> int:

@@ -22,8 +22,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.matrix.page import put, table
+from bench.serving.arguments import count, new_file
 from bench.serving.errors import BadScenario
-from bench.serving.files import end_in_a_sentence, parse_object, read_part, read_text, write_whole
+from bench.serving.files import end_in_a_sentence, parse_object, read_part, read_text
+from elasticmoe.runtime.cli.staging import write_whole
 
 IDLE_US = 50.0
 """A fetch up to this long copied nothing: one expert takes 190."""
@@ -136,8 +138,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile", type=Path)
     parser.add_argument("--page", type=Path, help="a page of Markdown whose part `timeline` is written anew")
-    parser.add_argument("--layers", type=int, default=48, help="MoE layers of the model")
-    parser.add_argument("--out", type=Path, help="where the profile goes with its meta data")
+    parser.add_argument("--layers", type=count, default=48, help="MoE layers of the model")
+    parser.add_argument("--out", type=new_file, help="where the profile goes with its meta data")
     parser.add_argument("--meta", type=Path, help="a result of the machine that ran")
     parser.add_argument("--commit", help="of the tree that ran")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What argparse takes for a bench's counts and for the file of its result; anything else it refuses by flag."""
+"""What argparse takes for a bench's counts, amounts and the file of its result; the rest it refuses by flag."""
 
 from argparse import ArgumentTypeError
 from pathlib import Path
@@ -9,6 +9,17 @@ def count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text[:10]) <= 10**9 or len(text) > 10:
         raise ArgumentTypeError(f"want a whole number above 0, it is {text}")
     return int(text)
+
+
+def amount(text: str) -> float:
+    """Return a number above 0 that need not be whole."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 10**9:
+        raise ArgumentTypeError(f"want a number above 0, it is {text}")
+    return number
 
 
 def new_file(text: str) -> Path:

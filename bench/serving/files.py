@@ -1,4 +1,4 @@
-"""The files of a bench's command line: read with what was wanted of them, written whole; and faults as one sentence."""
+"""The files of a bench's command line, read with what was wanted of them, and its faults as one sentence."""
 
 import json
 import os
@@ -42,21 +42,6 @@ def take_part(result: dict[str, Any], key: str, kind: type, where: str) -> Any: 
     if not isinstance(found, kind):
         raise BadScenario(f"{where}: want a result with {key!r} in it, there is none; name a result's file")
     return found
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text in the place of what is there, which stays if this fails or is interrupted."""
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")  # a device or a pipe; a folder is refused
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def end_in_a_sentence(main: Callable[[], int]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.serving.files import parse_object, read_text
+from bench.serving.model_config import read_model_config
 from bench.serving.trace import Lengths
 
 MATRICES = 3  # gate, up, down
@@ -68,7 +68,7 @@ class Sizing:
 
 def read_shape(model: Path) -> MoEShape:
     """The shape in a checkpoint's config.json."""
-    config = parse_object(read_text(model / "config.json"), str(model / "config.json"))
+    config, _ = read_model_config(model / "config.json")
     return MoEShape(
         num_layers=config["num_hidden_layers"],
         num_experts=config.get("num_experts") or config["num_local_experts"],

@@ -5,12 +5,12 @@ python -m bench.simulation.plots    # docs/plots/*.svg, about a minute
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from bench.serving.files import end_in_a_sentence, read_part
 from bench.serving.meta import ROOT
 from bench.simulation.cells import Cell, serve, simulate
+from elasticmoe.runtime.cli.staging import write_whole
 from elasticmoe.runtime.contract.config import PolicyName
 from elasticmoe.runtime.simulator.svg import Points, chart, stack, thin
 
@@ -88,7 +88,6 @@ def main() -> int:
     """0 if all plots were written."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     rows: Rows = read_part(RESULT, "rows", list)
-    FOLDER.mkdir(parents=True, exist_ok=True)
     plots = {
         "throughput.svg": draw_throughput(rows),
         "latency.svg": draw_latency(rows),
@@ -96,7 +95,7 @@ def main() -> int:
         "limit.svg": draw_sweep(),
     }
     for name, text in plots.items():
-        Path(FOLDER / name).write_text(text, encoding="utf-8")
+        write_whole(FOLDER / name, text)
     print(f"wrote {', '.join(plots)} to {FOLDER}")
     return 0
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.serving.errors import BadScenario
-from bench.serving.files import read_part, write_whole
+from bench.serving.files import read_part
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROW: dict[str, Any] = {
@@ -41,19 +41,6 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path, content: bytes | None
         path.write_bytes(content)
     with pytest.raises(BadScenario, match=rf"result\.json: {message}"):
         read_part(path, "rows", list)
-
-
-def test_a_text_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Through a link too; what was there stays when it can't be written, and no part of the new one does."""
-    path, link = tmp_path / "result.json", tmp_path / "link.json"
-    path.write_text("old")
-    link.symlink_to(path)
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(link, "new \ud800")
-    assert path.read_text() == "old"
-    write_whole(link, "new")
-    assert (path.read_text(), link.is_symlink()) == ("new", True)
-    assert sorted(tmp_path.iterdir()) == [link, path]
 
 
 @pytest.mark.parametrize(
@@ -95,21 +82,29 @@ def test_a_page_that_is_none_leaves_the_plot_as_it_is(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--cells", ","], "at least once, there is no cell in ','"),
-        (["--cells", "closed:flat:1", "--requests", "0"], "--requests: want a number above 0, it is 0"),
-        (["--cells", "closed:flat:1", "--seconds", "nan"], "--seconds: want a number above 0, it is nan"),
+        (["--cells", "closed:flat:1", "--requests", "0"], "argument --requests: want a whole number above 0, it is 0"),
+        (["--cells", "closed:flat:1", "--tp", "1.5"], "argument --tp: want a whole number above 0, it is 1.5"),
+        (["--cells", "closed:flat:1", "--seconds", "nan"], "argument --seconds: want a number above 0, it is nan"),
+        (["--cells", "closed:flat:1", "--max-kv-gib", "x"], "argument --max-kv-gib: want a number above 0, it is x"),
+        (["--cells", "closed:flat:1", "--deadline-s", "-1"], "argument --deadline-s: want a number above 0, it is -1"),
+        (["--cells", "closed:flat:1", "--out", "bench"], "argument --out: want a file to write, bench can't be one"),
         (["--cells", "closed:flat:9"], "wanted 9 GiB for KV, there are 8: raise --max-kv-gib"),
         (
             ["--cells", "closed:flat:1", "--follow", "gone"],
             "gone: want a run with gone.tokens.jsonl beside it",
         ),
-        (["--cells", "closed:flat:1", "--model", "gone"], "No such file or directory: 'gone'"),
+        (["--cells", "closed:flat:1", "--model", "gone"], "gone: want a text file, it can't be read"),
+        (["--cells", "closed:flat:1", "--model", "ABSURD"], "has 0 for hidden_size, want a whole number from 1 on"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(tmp_path: Path, words: list[str], message: str) -> None:
     """Before an engine starts."""
+    absurd = json.loads((ROOT / "bench/models/qwen3-30b-a3b.json").read_text()) | {"hidden_size": 0}
+    (tmp_path / "absurd").write_text(json.dumps(absurd))
+    words = [word.replace("ABSURD", str(tmp_path / "absurd")) for word in words]
     least = ["--system", "ours", "--model", "bench/models/qwen3-30b-a3b.json", "--out", str(tmp_path / "rows")]
     done = _run("-m", "bench.serving_h200", "run", *least, *words)
-    assert done.returncode == 1
+    assert done.returncode == (2 if "argument" in message else 1)
     assert message in done.stderr.splitlines()[-1]
     assert not (tmp_path / "rows").exists()
 
@@ -128,7 +123,7 @@ def test_a_profile_without_the_layers_that_are_read_is_refused(name: str) -> Non
         (["--gpu", "h200"], "--gpu wants another --out"),
         (["--again", "goodput", "--out", "gone"], "gone: want a text file, it can't be read"),
         (["--again", "goodput", "--out", "bench/results/serving-h200.json"], "serving-h200.json: want "),
-        (["--out", "bench"], "--out bench: want a file, that is a folder"),
+        (["--out", "bench"], "argument --out: want a file to write, bench can't be one"),
     ],
 )
 def test_a_simulation_that_would_lose_something_is_refused(words: list[str], message: str) -> None:

@@ -10,11 +10,13 @@ from bench import burst_cpu, demo
 from tests.bench.fake_servers import ELASTIC_METRICS, STOCK_METRICS, make_starter
 
 CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
     "num_hidden_layers": 4,
     "num_experts": 32,
     "num_experts_per_tok": 4,
     "hidden_size": 128,
     "moe_intermediate_size": 128,
+    "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
     "vocab_size": 1024,

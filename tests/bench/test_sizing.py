@@ -9,6 +9,7 @@ from bench.serving.errors import BadScenario
 from bench.serving.scenario import FLAGS, Load, make_scenario
 from bench.serving.sizing import Flags, MoEShape, count_peak_blocks, find_least_limit, net_bytes, read_shape, size_arena
 from bench.serving.trace import Lengths
+from elasticmoe.runtime.errors import UnsupportedError
 
 KIB = 1024
 SHAPE = MoEShape(
@@ -16,6 +17,7 @@ SHAPE = MoEShape(
 )
 FOUR = Flags(block_size=16, max_model_len=64, max_num_seqs=4)
 CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
     "num_hidden_layers": 4,
     "num_experts_per_tok": 4,
     "hidden_size": 128,
@@ -105,3 +107,18 @@ def test_a_model_without_layers_to_spare_is_refused(tmp_path: Path) -> None:
     """With as many loading buffers as layers, offloading makes no room."""
     with pytest.raises(BadScenario, match="makes no room"):
         make_scenario(write_config(tmp_path, num_hidden_layers=2, num_experts=32), Load())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 10**6}, "has 1000000 for num_hidden_layers"),
+        ({"num_experts": 3}, "has 4 experts a token of 3"),
+        ({"num_key_value_heads": 0}, "lacks num_key_value_heads"),
+        ({"num_attention_heads": 129}, "has 129 heads for a hidden size of 128 and no head_dim"),
+    ],
+)
+def test_a_config_of_no_model_is_refused(tmp_path: Path, change: dict[str, int], message: str) -> None:
+    """As the command refuses it."""
+    with pytest.raises(UnsupportedError, match=message):
+        read_shape(write_config(tmp_path, **{"num_experts": 32} | change))

@@ -55,6 +55,8 @@ class FakeKube:
     on_status: Callable[[], None] = lambda: None
     version: int = 0
     watchers: list[tuple[str, "queue.Queue[Object]"]] = field(default_factory=list)
+    told: list[Object] = field(default_factory=list)
+    """Every change so far, as watchers hear of it."""
 
     @property
     def resources(self) -> SimpleNamespace:
@@ -74,16 +76,21 @@ class FakeKube:
         self.objects[key] = obj
         self._tell("ADDED" if is_new else "MODIFIED", obj)
 
-    def watch(self, kind: str) -> "queue.Queue[Object]":
-        """Return where changes of a kind will come."""
+    def watch(self, kind: str, since: int) -> "queue.Queue[Object]":
+        """Return where changes of a kind come, first those after the version that a list had."""
         events: queue.Queue[Object] = queue.Queue()
+        for event in self.told:
+            if event["object"]["kind"] == kind and int(event["object"]["metadata"]["resourceVersion"]) > since:
+                events.put(event)
         self.watchers.append((kind, events))
         return events
 
     def _tell(self, what: str, obj: Object) -> None:
+        event = {"type": what, "object": copy.deepcopy(obj)}
+        self.told.append(event)
         for kind, events in self.watchers:
             if kind == obj["kind"]:
-                events.put({"type": what, "object": copy.deepcopy(obj)})
+                events.put(event)
 
     def find(self, kind: str, name: str, namespace: str | None = "default") -> Object:
         """Return an object that must be there."""

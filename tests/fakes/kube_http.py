@@ -111,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
         if (found := discover(url)) is not None:
             self._answer(found)
         elif query.get("watch") in ("true", "True"):
-            self._watch(find_place(url))
+            self._watch(find_place(url), int(query["resourceVersion"]))
         else:
             self._do(lambda place: self._read(place, query.get("labelSelector", "")))
 
@@ -158,13 +158,13 @@ class Handler(BaseHTTPRequestHandler):
         self.server.kube.create(place.kind, body, place.namespace)
         return body
 
-    def _watch(self, place: Place) -> None:
-        """Send what changes until the server ends."""
+    def _watch(self, place: Place, since: int) -> None:
+        """Send what has changed since a version, and what changes until the server ends."""
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
         with self.server.lock:
-            events = self.server.kube.watch(place.kind.kind)
+            events = self.server.kube.watch(place.kind.kind, since)
         while self.server.is_alive:
             try:
                 event = events.get(timeout=0.1)

@@ -10,7 +10,7 @@ from tests.bench.results import make_result, make_snapshot
 from tests.fakes.openai_server import FakeOpenAIServer, Script
 
 REQUESTS = make_requests([Lengths(3, 5), Lengths(4, 2), Lengths(6, 1)], 64, 0)
-QUICK = Watch(request_timeout_s=10, sample_every_s=0.01, calm_timeout_s=0.1)
+QUICK = Watch(request_timeout_s=60, sample_every_s=0.01, calm_timeout_s=0.1)
 
 
 def ignore(_: str) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from bench.serving.client import Completion, Delta, OpenAIClient, parse_event
 from bench.serving.errors import RequestFailed
-from tests.fakes.openai_server import FakeOpenAIServer, Script
+from tests.fakes.openai_server import FakeOpenAIServer, Script, silent_url
 
 
-def complete(script: Script, timeout_s: float = 10.0) -> Completion:
+def complete(script: Script, timeout_s: float = 60.0) -> Completion:
     """Five tokens after a prompt of three."""
 
     async def ask(base_url: str) -> Completion:
@@ -50,7 +50,7 @@ def test_a_chat_hands_over_its_text_as_it_comes() -> None:
     """Each event's text goes to the callback."""
 
     async def ask(base_url: str, pieces: list[str]) -> Completion:
-        async with OpenAIClient(base_url, "tiny", 10.0) as client:
+        async with OpenAIClient(base_url, "tiny", 60.0) as client:
             return await client.chat("hello", 5, pieces.append)
 
     pieces: list[str] = []
@@ -86,15 +86,13 @@ def test_silence_ends_at_the_timeout() -> None:
 
 def test_a_server_that_is_not_there_is_told() -> None:
     """A refused connection is this project's error, not httpx's."""
-    with FakeOpenAIServer(Script()) as server:
-        base_url = server.base_url
 
-    async def ask() -> Completion:
-        async with OpenAIClient(base_url, "tiny", 5.0) as client:
+    async def ask(base_url: str) -> Completion:
+        async with OpenAIClient(base_url, "tiny", 60.0) as client:
             return await client.complete([1], 1)
 
-    with pytest.raises(RequestFailed, match="the connection failed"):
-        asyncio.run(ask())
+    with silent_url() as base_url, pytest.raises(RequestFailed, match="the connection failed"):
+        asyncio.run(ask(base_url))
 
 
 @pytest.mark.parametrize("line", ["", ": ping", "data: [DONE]", 'data: {"choices": [], "usage": {}}'])

@@ -3,6 +3,8 @@
 import argparse
 import contextlib
 import fcntl
+import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -27,12 +29,21 @@ def test_cells_of_systems_that_share_a_file_take_turns(tmp_path: Path, with_othe
     thread = threading.Thread(target=other)
     with turn(tmp_path / "turns", with_others=with_others):
         thread.start()
-        time.sleep(0.1)
+        let_it_come_in(order)
         with turn(None if not with_others else tmp_path / "turns", with_others=True):
             order.append("nobody waits")
         order.append("out")
     thread.join()
     assert order == ["nobody waits", "out", "other in"]
+
+
+def let_it_come_in(order: list[str]) -> None:
+    """Return when a thread of this process waits for a lock (Linux marks it by an arrow) or is in, or after a while."""
+    waits = re.compile(rf"-> FLOCK .* {os.getpid()} ")
+    for _ in range(500):
+        if order or waits.search(Path("/proc/locks").read_text(encoding="ascii")):
+            return
+        time.sleep(0.01)
 
 
 def test_an_engine_starts_while_no_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

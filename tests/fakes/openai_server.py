@@ -3,8 +3,10 @@
 import contextlib
 import json
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import socket
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,6 +51,14 @@ class FakeOpenAIServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+@contextlib.contextmanager
+def silent_url() -> Iterator[str]:
+    """Give a server's URL where nobody listens; the port is held, so that nobody begins to."""
+    with socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 class _Listener(ThreadingHTTPServer):

@@ -15,7 +15,7 @@ from tests.runtime.cli.first_process import FIRST_PROCESS, find_first, need_name
 from tests.runtime.simulator.models import TINY
 
 MAIN = (sys.executable, "-m", "elasticmoe.runtime.cli.main")
-END_S = 10.0
+END_S = 60.0
 
 
 def test_a_containers_first_process_ends_whatever_it_does(tmp_path: Path) -> None:

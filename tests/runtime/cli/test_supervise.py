@@ -1,13 +1,13 @@
 """How `elasticmoe serve` ends its server: whenever it is told to, with all that the server started."""
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,26 +26,37 @@ from elasticmoe.runtime.cli.supervise import begin_supervised, tell_serving
 begin_supervised()
 """
 DEAF = f"{BEGIN}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun', flush=True)\n"
-SLEEP = "time.sleep(60)\n"
-SLEEPER = f"import time; time.sleep(60)  # for {os.getpid()}"
+SLEEP = "time.sleep(600)\n"
+SLEEPER = f"import time; time.sleep(600)  # for {os.getpid()}"
 """Other runs of these tests, at the same time, have sleepers of their own."""
 CHILD = f"subprocess.Popen([sys.executable, '-c', '{SLEEPER}'], start_new_session=True)\n"
-END_S = 10.0
+END_S = 60.0
+"""No test measures how long an end takes: a process that is still there after this hangs."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def supervised(script: str, *, before: Sequence[str] = ()) -> "Iterator[subprocess.Popen[str]]":
     """Give a supervisor of `script`, once that has said a line; what is left of it is killed."""
     command = [*before, sys.executable, "-c", SUPERVISE, script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "begun\n"
             yield process
         finally:
             process.kill()
-            for pid in find_group_members(process.pid):
-                os.kill(pid, signal.SIGKILL)
+            for pid in (*find_group_members(process.pid), *find_sleepers()):
+                with contextlib.suppress(ProcessLookupError):  # it died meanwhile
+                    os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Return when something is so; fails if it is not to be."""
+    deadline_s = time.monotonic() + END_S
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 def test_the_servers_status_is_the_commands() -> None:
@@ -64,6 +75,7 @@ def test_the_status_is_told_by_one_who_was_started_to_ignore_children() -> None:
 def test_a_server_that_starts_is_ended_at_once_though_it_hears_nothing(number: signal.Signals) -> None:
     """With everything that it started, even in a session of its own."""
     with supervised(BEGIN + CHILD + DEAF + SLEEP) as process:
+        wait_until(lambda: len(find_sleepers()) == 1)  # it has its name a moment after it was started
         left = [*find_group_members(process.pid), *find_sleepers()]
         assert len(left) == 3
         process.send_signal(number)
@@ -98,10 +110,11 @@ def test_a_server_that_serves_ends_by_itself(number: signal.Signals) -> None:
 
 def test_a_second_signal_is_not_to_be_ignored() -> None:
     """A server that serves and does not end is killed when it is told again."""
-    with supervised(f"{DEAF}tell_serving()\nprint('serves', flush=True)\n{SLEEP}") as process:
+    told = "signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True))\n"
+    with supervised(f"{BEGIN}{told}tell_serving()\nprint('begun', flush=True)\n{SLEEP}") as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "serves\n"
         process.terminate()
+        assert process.stdout.readline() == "told\n"
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
         process.terminate()
@@ -113,10 +126,7 @@ def test_the_server_dies_with_its_supervisor() -> None:
     with supervised(DEAF + SLEEP) as process:
         process.kill()
         process.wait(END_S)
-        deadline_s = time.monotonic() + END_S
-        while find_group_members(process.pid):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        wait_until(lambda: not find_group_members(process.pid))
 
 
 def test_a_server_whose_supervisor_died_before_it_began_dies_too() -> None:
@@ -132,9 +142,12 @@ def test_a_server_whose_supervisor_died_before_it_began_dies_too() -> None:
 def test_what_a_dead_server_leaves_is_ended() -> None:
     """A server that crashes leaves no engine behind."""
     assert not find_sleepers()
-    with supervised(f"{BEGIN}{CHILD}print('begun', flush=True)\nos._exit(5)\n") as process:
+    with supervised(f"{BEGIN}{CHILD}print('begun', flush=True)\nsys.stdin.readline()\nos._exit(5)\n") as process:
+        wait_until(lambda: len(find_sleepers()) == 1)
+        assert process.stdin is not None
+        process.stdin.close()
         assert process.wait(END_S) == 5
-    assert not find_sleepers()
+        assert not find_sleepers()
 
 
 def test_a_containers_first_process_ends_too() -> None:

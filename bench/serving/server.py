@@ -24,6 +24,7 @@ HOST = "127.0.0.1"
 SAY_EVERY_S = 15.0
 POLL_S = 0.5
 STOP_GRACE_S = 30.0
+KILLED_WITHIN_S = 30.0
 NUM_LOG_LINES = 30
 MODEL_NAME = "tiny"
 ELASTICMOE = (
@@ -58,10 +59,16 @@ class ServerSpec:
 
 
 def find_free_port() -> int:
-    """A loopback port that nothing listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that nobody else is given while this process lives; a server with SO_REUSEADDR may listen on it.
+
+    It stays bound here and does not listen: a server may take its time to start, and ask for other ports before.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((HOST, 0))
+    port = int(held.getsockname()[1])
+    held.detach()
+    return port
 
 
 def server_env(environ: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
@@ -166,17 +173,18 @@ class Server:
 
     def stop(self) -> None:
         """End the whole group: asked first, forced after a grace period. A second call does nothing."""
-        if self._is_stopped or any(self._end_group(number) for number in (signal.SIGTERM, signal.SIGKILL)):
+        ways = (signal.SIGTERM, STOP_GRACE_S), (signal.SIGKILL, KILLED_WITHIN_S)
+        if self._is_stopped or any(self._end_group(number, within_s) for number, within_s in ways):
             self._is_stopped = True
             return
         left = find_group_members(self.pid)
         raise ServerFailed(f"wanted {self.spec.name} to end, processes {left} are still there: end them by hand")
 
-    def _end_group(self, number: signal.Signals) -> bool:
-        """Whether the group was gone within the grace period of this signal."""
+    def _end_group(self, number: signal.Signals, within_s: float) -> bool:
+        """Whether the group was gone within that time of this signal."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-        deadline_s = time.monotonic() + STOP_GRACE_S
+        deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
             if self._process.poll() is not None and not find_group_members(self.pid):
                 return True

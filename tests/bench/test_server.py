@@ -39,7 +39,7 @@ def ignore(_: str) -> None:
 def test_a_server_is_stopped_with_its_children(tmp_path: Path) -> None:
     """Nothing of the group is left, and a second stop does nothing."""
     with Server(make_spec(tmp_path, SERVE)) as server:
-        assert server.wait_healthy(30, ignore) > 0
+        assert server.wait_healthy(60, ignore) > 0
         child = int((tmp_path / "logs" / "log").read_text().split()[1])
         assert set(find_group_members(server.pid)) == {server.pid, child}
     assert find_group_members(server.pid) == ()
@@ -50,7 +50,7 @@ def test_a_server_that_ignores_the_asking_is_forced(tmp_path: Path, monkeypatch:
     """SIGKILL follows SIGTERM after the grace period."""
     monkeypatch.setattr("bench.serving.server.STOP_GRACE_S", 0.5)
     with Server(make_spec(tmp_path, SERVE, "stubborn")) as server:
-        server.wait_healthy(30, ignore)
+        server.wait_healthy(60, ignore)
     assert find_group_members(server.pid) == ()
 
 
@@ -60,27 +60,33 @@ def test_a_server_that_ends_is_told_with_its_last_lines(tmp_path: Path) -> None:
         Server(make_spec(tmp_path, "import sys; print('no such flag: --x'); sys.exit(3)")) as server,
         pytest.raises(ServerFailed, match=r"(?s)it ended with code 3.*no such flag: --x"),
     ):
-        server.wait_healthy(30, ignore)
+        server.wait_healthy(60, ignore)
 
 
 def test_a_server_that_is_late_is_told_and_still_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that it waits, gives up at the bound, and leaves nothing behind."""
-    monkeypatch.setattr("bench.serving.server.SAY_EVERY_S", 0.5)
+    monkeypatch.setattr("bench.serving.server.SAY_EVERY_S", 0.0)
     said: list[str] = []
     with (
         Server(make_spec(tmp_path, "import time; time.sleep(600)")) as server,
-        pytest.raises(ServerFailed, match=r"not healthy after 1\.2 s"),
+        pytest.raises(ServerFailed, match=r"not healthy after 3 s"),
     ):
-        server.wait_healthy(1.2, said.append)
+        server.wait_healthy(3, said.append)
     assert said
     assert "still starting" in said[0]
     assert find_group_members(server.pid) == ()
 
 
-def test_a_free_port_can_be_bound() -> None:
-    """Nothing listens on it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", find_free_port()))
+def test_a_free_port_is_for_a_server_and_for_nobody_else() -> None:
+    """A server can listen on it whenever it comes; who takes any port does not get it."""
+    port = find_free_port()
+    assert find_free_port() != port
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+        pass
 
 
 def test_the_environment_is_the_same_for_every_system() -> None:
@@ -118,5 +124,5 @@ def test_sigterm_to_a_script_stops_its_servers(tmp_path: Path) -> None:
         group = int(process.stdout.readline())
         assert find_group_members(group)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
     assert find_group_members(group) == ()

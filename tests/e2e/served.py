@@ -1,6 +1,5 @@
 """A custom resource that serves on a real cluster, as the tests look at it: its pods, their metrics, its tokens."""
 
-import concurrent.futures
 import contextlib
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from bench.cluster.kubectl import Object, find_condition, wait_until
 from bench.serving.meta import ROOT
 from elasticmoe.runtime.contract.pool_names import METRICS_PORT
 from tests.engine.engines import Requests, Tokens
+from tests.engine.over_http import generate
 
 Record = Callable[[str, object], None]
 """pytest's record_property: a figure for the report."""
@@ -130,21 +130,6 @@ class Served:
     def generate(self, requests: Requests) -> Tokens:
         """Return each request's greedy tokens through the Service, all sent at once."""
         return generate(self.url(), self.name, requests)
-
-
-def generate(url: str, model: str, requests: Requests) -> Tokens:
-    """Return each request's greedy tokens from a server, all sent at once."""
-
-    def complete(prompt: list[int], max_tokens: int) -> list[int]:
-        body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-        answer = httpx.post(
-            f"{url}/v1/completions", json=body | {"return_token_ids": True}, timeout=120, trust_env=False
-        )
-        answer.raise_for_status()
-        return list(answer.json()["choices"][0]["token_ids"])
-
-    with concurrent.futures.ThreadPoolExecutor(len(requests.prompts)) as pool:
-        return list(pool.map(complete, requests.prompts, requests.max_tokens))
 
 
 def time_until(what: str, is_so: Callable[[], bool], timeout_s: float) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.cluster.install import Target, list_children, wait_gone
 from bench.cluster.kubectl import ClusterFailed, Object
-from tests.e2e.served import Record, Served, example, find_on_node, find_pools, time_until
+from tests.e2e.served import TURN_S, Record, Served, example, find_on_node, find_pools, time_until
 from tests.engine.engines import draw_requests
 
 pytestmark = pytest.mark.cluster
@@ -144,15 +144,16 @@ def test_a_deleted_resource_leaves_nothing(tiny: Served, record_property: Record
 def test_a_worker_that_still_starts_ends_at_once(tiny: Served, record_property: Record) -> None:
     """Told to end while it waits for its engine, when vLLM itself hears nothing; it has no answers to finish."""
     kube, lives = tiny.target.kube, tiny.lives()
-    kube.apply(example("starting", termination={"drainSeconds": 0}))
+    patience = {"drainSeconds": 0, "shutdownTimeoutSeconds": 600, "gracePeriodSeconds": 600}
+    kube.apply(example("starting", termination=patience))
     starting = Served(tiny.target, "starting")
     try:
-        time_until("its worker to run", lambda: is_running(starting), 60)
+        time_until("its worker to run", lambda: is_running(starting), 120)
         log = ("logs", starting.pod("worker")["metadata"]["name"])
-        time_until("its engine to load", lambda: "EngineCore" in kube.run(*log), 120)
+        time_until("its engine to load", lambda: "EngineCore" in kube.run(*log), 240)
     finally:
         kube.run("delete", "emoe", "starting", "--wait=false")
-        record_property("seconds", round(time_until("nothing to be left", lambda: is_gone(starting), 15), 1))
+        record_property("seconds", round(time_until("nothing to be left", lambda: is_gone(starting), TURN_S), 1))
     assert tiny.lives() == lives
 
 
@@ -174,10 +175,15 @@ def test_why_a_start_fails_is_told(tiny: Served) -> None:
     """A flag that vLLM does not know, in the last line of the worker's log; and what to do."""
     kube = tiny.target.kube
     kube.apply(example("failing", engineArgs=["--no-such-flag"], termination={"drainSeconds": 0}))
-    failing = Served(tiny.target, "failing")
+    failing, seen = Served(tiny.target, "failing"), list[Object]()
+
+    def has_cause() -> bool:  # for a moment: while its container is started again, it has none
+        seen.append(failing.condition("Ready"))
+        return "unrecognized arguments" in seen[-1].get("message", "")
+
     try:
-        time_until("the cause", lambda: "unrecognized arguments" in failing.condition("Ready").get("message", ""), 90)
-        condition = failing.condition("Ready")
+        time_until("the cause", has_cause, 240)
+        condition = seen[-1]
         assert condition["reason"] in {"Restarting", "CrashLooping"}
         assert "--no-such-flag" in condition["message"]
         assert "kubectl -n default logs failing-worker-" in condition["message"]

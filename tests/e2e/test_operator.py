@@ -15,7 +15,7 @@ from bench.cluster.kubectl import ClusterFailed, Kubectl, Object
 from bench.serving.meta import ROOT
 from bench.serving.model import cache_folder
 from elasticmoe.operator.loop import MAX_WATCH_AGE_S
-from tests.e2e.served import Served, time_until
+from tests.e2e.served import TURN_S, Served, time_until
 
 pytestmark = pytest.mark.cluster
 
@@ -36,15 +36,20 @@ def system(target: Target) -> Kubectl:
 
 def operator_pod(target: Target) -> Object:
     """Return the operator's only living pod."""
-    pods = system(target).find("pod", f"app.kubernetes.io/instance={RELEASE}")
-    (pod,) = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    (pod,) = [pod for pod in operator_pods(target) if "deletionTimestamp" not in pod["metadata"]]
     return pod
+
+
+def operator_pods(target: Target) -> list[Object]:
+    """Return the operator's pods, those that are ending too."""
+    return system(target).find("pod", f"app.kubernetes.io/instance={RELEASE}")
 
 
 def audit_log() -> Iterator[Object]:
     """Yield what the API server wrote down of requests for our resources and for Secrets."""
     log = cache_folder(os.environ) / "cluster" / "run" / "log" / "audit.log"
-    for line in log.read_text(encoding="utf-8").splitlines():
+    written, _, _ = log.read_text(encoding="utf-8").rpartition("\n")  # it may be amid a line
+    for line in written.splitlines():
         yield json.loads(line)
 
 
@@ -72,6 +77,7 @@ def test_uninstall_and_install_take_the_resources_over(tiny: Served) -> None:
     """No pod of theirs is restarted, and the new operator rules them."""
     lives, uid = tiny.lives(), tiny.resource()["metadata"]["uid"]
     tiny.target.kube.helm("uninstall", RELEASE, f"--namespace={SYSTEM_NAMESPACE}", "--wait")
+    time_until("the operator to be gone", lambda: not operator_pods(tiny.target), TURN_S)
     assert tiny.resource()["metadata"]["uid"] == uid
     tiny.patch('{"spec": {"memory": {"expertOffload": {"limit": 9}}}}')  # while nobody looks
     time.sleep(3)
@@ -80,7 +86,7 @@ def test_uninstall_and_install_take_the_resources_over(tiny: Served) -> None:
     time_until(
         "the new operator to take over",
         lambda: tiny.metric("worker", "elasticmoe_expert_offload_limit", kind="requested") == 9,
-        30,
+        TURN_S,
     )
     tiny.patch('{"spec": {"memory": {"expertOffload": {"limit": "75%"}}}}')
     tiny.wait_condition("Ready", "True")
@@ -90,7 +96,7 @@ def test_uninstall_and_install_take_the_resources_over(tiny: Served) -> None:
 def test_a_dead_watch_fails_the_probe(tiny: Served) -> None:
     """A process that lives but hears of no change is started anew, and serves again when it can hear."""
     lives, pod, restarts = tiny.lives(), operator_pod(tiny.target), num_restarts(tiny.target)
-    assert ask_probe(pod) == httpx.codes.OK
+    time_until("the operator to be well", lambda: ask_probe(pod) == httpx.codes.OK, RESTART_S)
     with cut_off(pod):
         time_until(
             "the probe to fail", lambda: ask_probe(pod) == httpx.codes.INTERNAL_SERVER_ERROR, MAX_WATCH_AGE_S + 60

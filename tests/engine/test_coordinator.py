@@ -1,6 +1,5 @@
 """Transport `map` on the real vLLM: the same tokens, warm restarts, and serving on while the coordinator is gone."""
 
-import concurrent.futures
 import os
 import shutil
 import signal
@@ -17,6 +16,7 @@ from elasticmoe.runtime.contract.names import EXPERT_FETCHES
 from elasticmoe.runtime.errors import UnsupportedError
 from tests.engine.checkpoints import drop_tensor
 from tests.engine.engines import BLOCK_SIZE, MAX_MODEL_LEN, Requests, Tokens, draw_requests, running
+from tests.engine.over_http import generate
 from tests.engine.sizes import arena_bytes, read_shape
 from tests.runtime.coordinator.processes import CoordinatorProcess
 
@@ -39,21 +39,12 @@ def _serve(model: Path, log: Path, socket: Path) -> Server:
 
 def _generate(server: Server, requests: Requests) -> Tokens:
     """Return each request's greedy tokens, all submitted at once."""
-
-    def complete(prompt: list[int], max_tokens: int) -> list[int]:
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-        url = f"{server.spec.base_url}/v1/completions"
-        answer = httpx.post(url, json={**body, "return_token_ids": True}, timeout=300, trust_env=False)
-        answer.raise_for_status()
-        return list(answer.json()["choices"][0]["token_ids"])
-
-    with concurrent.futures.ThreadPoolExecutor(len(requests.prompts)) as pool:
-        return list(pool.map(complete, requests.prompts, requests.max_tokens))
+    return generate(server.spec.base_url, "tiny", requests)
 
 
 def _num_fetches(server: Server) -> float:
     """Return how many experts were copied from the pool since the start."""
-    text = httpx.get(f"{server.spec.base_url}/metrics", timeout=10, trust_env=False).text
+    text = httpx.get(f"{server.spec.base_url}/metrics", timeout=60, trust_env=False).text
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
     return sum(sample.value for sample in samples if sample.name == EXPERT_FETCHES)
 

@@ -119,7 +119,7 @@ class SimulationMachine(RuleBasedStateMachine):
         assert not self.engine.has_work
 
 
-TestSimulation = SimulationMachine.TestCase
+TestSimulation = pytest.mark.timeout(600)(SimulationMachine.TestCase)  # half a minute, but minutes on a busy machine
 
 
 @pytest.mark.slow

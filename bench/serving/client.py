@@ -95,9 +95,8 @@ class OpenAIClient:
         """`timeout_s` bounds each request as a whole."""
         self._model = model
         self._timeout_s = timeout_s
-        timeout = httpx.Timeout(timeout_s, connect=min(10.0, timeout_s))
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout, limits=limits, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout_s, limits=limits, trust_env=False)
 
     async def __aenter__(self) -> Self:
         """The client itself."""

@@ -20,11 +20,11 @@ try:
     with filled_whole(Path(sys.argv[1]), last="config.json") as folder:
         (folder / "weights").write_text("half")
         print("begun", flush=True)
-        time.sleep(60)
+        time.sleep(600)
 except KeyboardInterrupt:
     sys.exit(130)
 """
-END_S = 10.0
+END_S = 60.0
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +22,20 @@ Written = tuple[Preset, Path]
 TOP_PARTS = (0.10, 0.25, 0.50)
 END = "<|im_end|>"
 MAKE = (sys.executable, "-m", "elasticmoe.runtime.cli.main", "make-model")
-BEGIN_S, END_S = 60.0, 20.0
+HELD = """
+import sys, time
+from elasticmoe.runtime.cli.main import main
+from elasticmoe.runtime.cli.models import build
+class Model:
+    def save_pretrained(self, folder):
+        (folder / "model.safetensors").write_text("half")
+        print("begun", flush=True)
+        time.sleep(600)
+build.build_model = lambda *_: Model()
+sys.exit(main())
+"""
+"""The command, which stays where the weights are half written."""
+END_S = 100.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -248,12 +260,12 @@ def test_a_seed_that_no_generator_takes_is_refused(tmp_path: Path, capsys: pytes
 def test_one_that_is_ended_leaves_nothing_in_the_way(tmp_path: Path, number: signal.Signals) -> None:
     """Told to end it leaves no folder; what a killed one leaves doesn't keep the next from writing, and goes."""
     target = tmp_path / "model"
-    with subprocess.Popen([*MAKE, "tiny", str(target)], stderr=subprocess.PIPE, text=True) as process:
+    command, pipe = [sys.executable, "-c", HELD, "make-model", "tiny", str(target)], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         try:
-            deadline_s = time.monotonic() + BEGIN_S
-            while not any(target.glob(".writing-*")):
-                assert time.monotonic() < deadline_s
-                time.sleep(0.002)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            assert any(target.glob(".writing-*/model.safetensors"))
             process.send_signal(number)
             _, said = process.communicate(timeout=END_S)
         finally:
@@ -271,7 +283,7 @@ def test_a_disk_without_room_is_told_in_one_sentence(tmp_path: Path) -> None:
     """Though a library tells it in an error of its own; here no file may have more than 100 KiB."""
     target = tmp_path / "model"
     command = ["bash", "-c", 'ulimit -f 100 && exec "$@"', "bash", *MAKE, "tiny", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=BEGIN_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=END_S, check=False)
     assert done.returncode == 2
     assert done.stderr == (
         f"elasticmoe: want files and an output that can be used: [Errno 27] File too large: '{target}'; "

@@ -267,7 +267,7 @@ def _run(folder: Path, system: str, *more: str) -> Path:
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_systems_serve_the_same_cells(tmp_path: Path) -> None:
     """Stock and ours in rooms that are too small give equal tokens, other ones under flat routing, and a replay agrees.
 
@@ -281,8 +281,7 @@ def test_systems_serve_the_same_cells(tmp_path: Path) -> None:
     assert [row["kv_blocks"] for row in rows] == [row["kv_blocks"] for row in rivals] == [32] * 3
     assert all(row["was_settled"] and row["evictions"] > 0 and row["missed"] > 0 for row in rows)
     assert all(row["peak"] > rival["peak"] for row, rival in zip(rows, rivals, strict=True))
-    series = rows[2]["series"]
-    assert min(entry["resident"] for entry in series) < series[-1]["resident"]
+    assert rows[2]["resident_min"] < rows[2]["series"][-1]["resident"]
     tokens, others = (read_lines(tokens_path(path)) for path in (ours, stock))
     assert [entry["tokens"] for entry in tokens] == [entry["tokens"] for entry in others]
     assert tokens[0]["tokens"] != tokens[1]["tokens"]

@@ -157,6 +157,6 @@ def find_on_node(namespace: str, name: str) -> list[str]:
     left = [str(path) for path in Path(folder).glob("*")]
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if folder in (process / "cmdline").read_text(encoding="utf-8"):
+            if folder in (process / "cmdline").read_text(encoding="utf-8", errors="replace"):
                 left.append(str(process))
     return left

@@ -18,7 +18,7 @@ print(*sys.modules)
 
 def _run(*words: str) -> subprocess.CompletedProcess[str]:
     command = [*ELASTICMOE, "coordinator", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_it_needs_neither_torch_nor_vllm() -> None:

@@ -39,8 +39,8 @@ POLICIES: tuple[PolicyName, ...] = ("threshold", "fixed", "goodput")
 TOP_K = 8
 REPORT_STEPS = 16
 BATCH = 64
-RUNNING = Demand(waiting_blocks=0, num_running=BATCH, num_waiting=0)
-QUEUED = Demand(waiting_blocks=400, num_running=BATCH, num_waiting=40)
+RUNNING = Demand(waiting_blocks=0, num_running=BATCH, num_waiting=0, num_tokens=BATCH)
+QUEUED = Demand(400, num_running=BATCH, num_waiting=40, num_tokens=BATCH + 2048, prompt_tokens=2048)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,17 @@
 """The workers' counts reach the scheduler's metrics, also those of steps without tokens."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticmoe.runtime.adjuster.adjuster import Adjuster, Demand
 from elasticmoe.runtime.adjuster.sample import StepSample
 from tests.engine.engines import BLOCK_SIZE, Engine, Requests, draw_requests, running
 from tests.engine.sizes import arena_bytes, read_shape
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
 
 pytestmark = pytest.mark.vllm
 
@@ -74,3 +79,34 @@ def test_goodput_learns_from_the_engine_and_evicts_where_that_pays(tiny: Path) -
         assert {"short", "refused"} & set(causes)
         engine.idle()
         assert engine.adjuster.counts.loaded == engine.adjuster.counts.evicted
+
+
+def test_the_adjuster_hears_of_every_token_of_a_step(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts apart; and where a request is short of blocks, of its own tokens and those scheduled before it."""
+    from elasticmoe.runtime.engine.step_clock import Batch
+
+    with running(tiny, {"arena_bytes": arena_bytes(tiny, BLOCK_SIZE, 40)}) as engine:
+        engine.scheduler._on_limit(read_shape(tiny).num_experts)
+        heard, asked = [], []
+        rescue, schedule = Adjuster.rescue, engine.scheduler.schedule
+
+        def listen(adjuster: Adjuster, short_blocks: int, demand: Demand, lost_tokens: int = 0) -> bool:
+            asked.append((demand, lost_tokens))
+            return rescue(adjuster, short_blocks, demand, lost_tokens)
+
+        def compare(*args: Any, **kwargs: Any) -> "SchedulerOutput":
+            output: SchedulerOutput = schedule(*args, **kwargs)
+            demand, batch = engine.adjuster._demand, Batch.of(output)
+            if not batch.num_preempted:
+                heard.append((demand.num_tokens, demand.prompt_tokens, batch.num_tokens, batch.num_prompt_tokens))
+            return output
+
+        monkeypatch.setattr(Adjuster, "rescue", listen)
+        engine.scheduler.schedule = compare
+        engine.generate(draw_requests(24))
+    assert all(told[:2] == told[2:] for told in heard)
+    assert any(prompts for _, prompts, _, _ in heard)
+    waiting = [demand for demand, lost_tokens in asked if not lost_tokens]
+    assert waiting
+    assert all(demand.prompt_tokens > 1 for demand in waiting)
+    assert all(demand.num_tokens >= demand.prompt_tokens for demand, _ in asked)

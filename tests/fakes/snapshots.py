@@ -1,5 +1,6 @@
 """Snapshots for tests of policies: consistent by construction, every number open to change."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ def make_snapshot(state: np.ndarray, *, loading_depth: int = 2, top_k: int = 1, 
         "num_waiting": 0,
         "num_running": 1,
         "kv_pages": 10.0,
+        "prompt_tokens": 0,
+        "step_budget_s": math.inf,
         "lost_tokens": 0,
         "limit": num_experts,
         "state": state,

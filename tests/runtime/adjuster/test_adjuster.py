@@ -1,11 +1,13 @@
 """The adjuster around its policies: rescue, adjust, idle growth, limits and what is reported."""
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
 
 from elasticmoe.runtime.adjuster.adjuster import IDLE, Adjuster, Demand, start_table
+from elasticmoe.runtime.adjuster.prompt_budget import DEPTH, SHARE
 from elasticmoe.runtime.adjuster.sample import StepSample
 from elasticmoe.runtime.contract.config import AdjusterConfig, PolicyName, RuntimeConfig
 from elasticmoe.runtime.contract.names import ARENA_OWNERS
@@ -262,6 +264,32 @@ def test_pages_freed_between_steps_go_to_experts_first_where_too_many_are_away(n
     before = f.adjuster.counts.loaded
     f.adjuster.begin_step()
     assert f.adjuster.counts.loaded - before == loaded
+
+
+def test_a_step_of_many_prompts_is_owed_to_who_waits_for_a_next_token() -> None:
+    """It takes from the budget what its tokens take, then what it took: the next one has so much less."""
+    f = Fixture(112, policy="goodput")
+    running = Demand(waiting_blocks=0, num_running=5, num_waiting=0, num_tokens=5)
+    f.adjuster.learn(replace(SAMPLE, copied_bytes=1, copy_s=1e-9))
+    f.adjuster.learn(replace(SAMPLE, num_tokens=16000, num_prompt_steps=16, num_prompt_tokens=15920, duration_s=8.0))
+    f.step(running)
+    assert f.adjuster.snapshot(running).step_budget_s == inf
+    prompts = replace(running, num_tokens=1000, prompt_tokens=995)
+    f.step(prompts)
+    left_s = f.adjuster.snapshot(running).step_budget_s
+    assert left_s == pytest.approx(f.adjuster.budget.tpot_s * (DEPTH + SHARE + 1) - 0.5, abs=0.03)
+    assert f.adjuster.snapshot(replace(running, prompt_tokens=5)).step_budget_s == inf, "nobody waits for a token"
+    f.adjuster.learn(replace(SAMPLE, num_steps=2, duration_s=0.9))  # the two that were expected to take 0.52 s
+    assert f.adjuster.snapshot(running).step_budget_s < left_s
+
+
+@pytest.mark.parametrize("policy", ["threshold", "fixed"])
+def test_only_goodput_keeps_a_budget(policy: PolicyName) -> None:
+    """The others promise no TPOT, and pay for no bookkeeping."""
+    f = Fixture(112, policy=policy)
+    f.adjuster.learn(replace(SAMPLE, copied_bytes=1, copy_s=1.0))
+    f.step(Demand(waiting_blocks=0, num_running=5, num_waiting=0, num_tokens=9000, prompt_tokens=8996))
+    assert f.adjuster.budget.step_s == inf
 
 
 def test_under_goodput_a_step_in_which_experts_left_for_a_request_brings_none_back() -> None:

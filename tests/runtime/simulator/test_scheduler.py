@@ -54,6 +54,24 @@ def test_a_prompt_starts_only_if_all_of_it_fits() -> None:
     assert step(scheduler) == [(0, 40)]
     demand = scheduler.demand()
     assert (demand.num_waiting, demand.waiting_blocks) == (1, 3)
+    assert (demand.num_tokens, demand.prompt_tokens) == (40, 40), "nobody asks for blocks any more"
+
+
+def test_who_asks_for_blocks_counts_as_part_of_the_step() -> None:
+    """Two prompts of 20 and 30 tokens, 32 a step: the asking one's tokens are told too, beside prompts and decodes."""
+    scheduler, heard = make(4, (20, 9), (30, 3), tokens=32), []
+    allocate = scheduler.kv.allocate
+
+    def listen(request: Request, num_new: int, num_wanted: int, lost_tokens: int) -> bool:
+        heard.append((scheduler.demand().num_tokens, scheduler.demand().prompt_tokens))
+        return allocate(request, num_new, num_wanted, lost_tokens)
+
+    scheduler.kv.allocate = listen  # type: ignore[method-assign]
+    step(scheduler)
+    assert heard == [(20, 20), (32, 32)]
+    step(scheduler)
+    assert heard[2:] == [(19, 18)]
+    assert (scheduler.demand().num_tokens, scheduler.demand().prompt_tokens) == (19, 18)
 
 
 def test_the_last_one_is_preempted_and_starts_again_first() -> None:

@@ -6,12 +6,14 @@ memory or vLLM.
 
 from dataclasses import dataclass, field
 from itertools import chain
+from math import inf, nan
 
 import numpy as np
 
 from elasticmoe.runtime.adjuster.choose import choose_swaps
 from elasticmoe.runtime.adjuster.misses import Misses, expected_misses
 from elasticmoe.runtime.adjuster.policy import POLICIES
+from elasticmoe.runtime.adjuster.prompt_budget import PromptBudget
 from elasticmoe.runtime.adjuster.sample import StepSample
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.adjuster.step_model import StepModel
@@ -41,6 +43,15 @@ class Demand:
     num_running: int
     num_waiting: int
     """Waiting requests that may run beside the running ones; `waiting_blocks` is what they need."""
+    num_tokens: int = 0
+    """Tokens in the step, up to and with those of the request that failed to get its blocks."""
+    prompt_tokens: int = 0
+    """Those of them that are of prompts."""
+
+    @property
+    def has_answers(self) -> bool:
+        """Return whether the step computes somebody's next token beside prompts."""
+        return self.num_tokens > self.prompt_tokens
 
 
 IDLE = Demand(waiting_blocks=0, num_running=0, num_waiting=0)
@@ -77,12 +88,14 @@ class Adjuster:
     """What was decided since the step began, in order: plans that were applied, and shortages that were refused."""
     table: PageTable = field(init=False)
     model: StepModel = field(init=False)
+    budget: PromptBudget = field(init=False)
 
     def __post_init__(self) -> None:
         """Place the experts."""
         share = self.load.top_k / self.geometry.num_experts
         half_life = self.config.adjuster.goodput.half_life_steps
         self.model = StepModel(share, half_life, self.geometry.num_layers, self.expert_bytes)
+        self.budget = PromptBudget(self.config.slo.tpot_ms / 1000)
         self.table = start_table(self.geometry, self.config, self.limit, self.load, self.port)
 
     @property
@@ -104,6 +117,7 @@ class Adjuster:
 
     def learn(self, sample: StepSample) -> None:
         """Take in what the engine measured; under asynchronous scheduling, of steps that ended a while ago."""
+        self.budget.settle(sample.num_steps, sample.duration_s)
         num, prompts = max(sample.num_steps, 1), sample.num_prompt_steps
         weights = np.array([num - prompts, prompts]) / num
         decoding = sample.num_requests / num
@@ -140,7 +154,10 @@ class Adjuster:
         Under `goodput`, a step in which experts left for a request brings none back.
         """
         self._demand = demand
-        has_judged = self.config.policy == "goodput" and any(plan.evict for plan in self.decisions)
+        is_goodput = self.config.policy == "goodput"
+        if is_goodput and demand.num_tokens:
+            self._spend(demand)
+        has_judged = is_goodput and any(plan.evict for plan in self.decisions)
         if not has_judged:
             self._apply(self._plan_or_swap(self.snapshot(demand)))
 
@@ -167,6 +184,8 @@ class Adjuster:
             num_waiting=demand.num_waiting,
             num_running=demand.num_running,
             kv_pages=self._num_used_blocks * tiers.block_bytes / tiers.expert_bytes,
+            prompt_tokens=demand.prompt_tokens,
+            step_budget_s=self.budget.step_s if demand.has_answers else inf,
             lost_tokens=lost_tokens,
             limit=self.limit,
             state=self.table.state.copy(),
@@ -197,6 +216,12 @@ class Adjuster:
     def _num_used_blocks(self) -> int:
         pool = self.table.pool
         return pool.num_blocks - pool.num_lent_blocks - pool.num_free_blocks
+
+    def _spend(self, demand: Demand) -> None:
+        """Take the scheduled step out of the budget by what its compute should take; samples add what it waits for."""
+        fit = self.model.fit
+        step_s = float(fit.compute_s(float(demand.num_tokens))) if fit.is_ready else nan
+        self.budget.spend(step_s, is_owed=demand.has_answers)
 
     def _plan(self, snap: Snapshot) -> Plan:
         return POLICIES[self.config.policy](snap, self.config)

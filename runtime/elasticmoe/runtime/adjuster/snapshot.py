@@ -27,6 +27,10 @@ class Snapshot:
     num_running: int
     kv_pages: float
     """Blocks that requests hold, in pages' worth of bytes."""
+    prompt_tokens: int
+    """Tokens of prompts in the step that is scheduled, those of a request that is short of pages included."""
+    step_budget_s: float
+    """Seconds that this step may take before requests that run are late."""
     lost_tokens: int
     """Computed tokens that a preemption throws away if `short_pages` isn't covered; 0 where a request just waits."""
     limit: int

@@ -74,6 +74,7 @@ class ElasticMixin(_StockScheduler):
         self._new_limits: deque[int] = deque()
         self._wake: Callable[[], None] = lambda: None
         self._limit_file: LimitFile | None = None
+        self._step_tokens = self._prompt_tokens = 0
         self._unreported = 0
         self._report_steps = 1
         self._clock = StepClock()
@@ -119,9 +120,11 @@ class ElasticMixin(_StockScheduler):
         """Schedule a step and attach the page changes that it depends on."""
         while self._new_limits:
             self._apply_limit(self._new_limits.popleft())
+        self._step_tokens = self._prompt_tokens = 0
         self._clock.begin(time.monotonic())
         self.adjuster.begin_step()
         output = super().schedule(*args, **kwargs)
+        self._step_tokens = output.total_num_scheduled_tokens
         self.adjuster.adjust(self._demand())
         self._tell()
         self._ship(output)
@@ -177,7 +180,7 @@ class ElasticMixin(_StockScheduler):
         room = max(0, self.max_num_running_reqs - len(self.running))
         waiting = list(islice(chain(self.waiting, self.skipped_waiting), room))
         blocks = sum(ceil_div(request.num_tokens, self.block_size) for request in waiting)
-        return Demand(waiting_blocks=blocks, num_running=len(self.running), num_waiting=len(waiting))
+        return Demand(blocks, len(self.running), len(waiting), self._step_tokens, self._prompt_tokens)
 
     def _observe(self) -> None:
         now_s = time.monotonic()
@@ -192,15 +195,21 @@ class ElasticMixin(_StockScheduler):
         stock, signature = manager.allocate_slots, inspect.signature(manager.allocate_slots)
         blocks_of = manager.coordinator.single_type_managers[0].req_to_blocks
 
-        def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> KVCacheBlocks | None:
+        def allocate_slots(request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> KVCacheBlocks | None:
+            prompt_tokens = num_new_tokens if num_new_tokens - len(request.spec_token_ids) > 1 else 0
+            self._step_tokens += num_new_tokens
+            self._prompt_tokens += prompt_tokens
             held = blocks_of.get(request.request_id)
             queue = self.pool.free_block_queue
             queue.near = HugeId(held[-1].block_id // self.adjuster.geometry.tiers.blocks_per_huge) if held else None
+            args = (num_new_tokens, *args)
             blocks = stock(request, *args, **kwargs)
             while blocks is None:
                 call = Allocation.of(signature, request, *args, **kwargs)
                 lost_tokens = 0 if call.is_admission else self.running[-1].num_computed_tokens
                 if not self.adjuster.rescue(short_blocks(manager, call), self._demand(), lost_tokens):
+                    self._step_tokens -= num_new_tokens
+                    self._prompt_tokens -= prompt_tokens
                     return None
                 blocks = stock(request, *args, **kwargs)
             return blocks

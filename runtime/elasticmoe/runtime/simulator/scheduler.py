@@ -33,6 +33,8 @@ class Scheduler:
     scheduled: list[tuple[Request, int]] = field(default_factory=list)
     """The step in flight: requests and their new tokens."""
     num_preemptions: int = 0
+    _asking: int = 0
+    """Tokens that the request which asks for blocks would add to the step."""
 
     @property
     def has_requests(self) -> bool:
@@ -48,11 +50,18 @@ class Scheduler:
             self._admit(budget)
 
     def demand(self) -> Demand:
-        """Return the load on KV as the engine tells its adjuster."""
+        """Return the load as the engine tells its adjuster."""
         room = max(0, self.limits.max_num_seqs - len(self.running))
         size = self.limits.block_size
         blocks = sum(-(-request.num_tokens // size) for request in islice(self.waiting, room))
-        return Demand(blocks, num_running=len(self.running), num_waiting=min(room, len(self.waiting)))
+        tokens = (*(num_new for _, num_new in self.scheduled), self._asking)
+        return Demand(
+            waiting_blocks=blocks,
+            num_running=len(self.running),
+            num_waiting=min(room, len(self.waiting)),
+            num_tokens=sum(tokens),
+            prompt_tokens=sum(num_new for num_new in tokens if num_new > 1),
+        )
 
     def finish_step(self, now_s: float) -> list[Request]:
         """Count the step's tokens as computed, with one more where a request caught up; return those that are done."""
@@ -104,7 +113,10 @@ class Scheduler:
         """Give the request blocks for `num_new` more tokens; `at_least` blocks must be free for that."""
         size = self.limits.block_size
         num_blocks = ceil_div(request.computed + num_new, size) - len(request.blocks)
-        if not self.kv.allocate(request, num_blocks, max(num_blocks, at_least), lost_tokens):
+        self._asking = num_new
+        is_given = self.kv.allocate(request, num_blocks, max(num_blocks, at_least), lost_tokens)
+        self._asking = 0
+        if not is_given:
             return False
         request.capacity = len(request.blocks) * size
         return True

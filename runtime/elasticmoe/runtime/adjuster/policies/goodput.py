@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elasticmoe.runtime.adjuster.choose import choose_evictions, choose_loads
-from elasticmoe.runtime.adjuster.forecast import Forecast, forecast, misses_at
+from elasticmoe.runtime.adjuster.forecast import forecast, misses_at
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.contract.config import RuntimeConfig
 from elasticmoe.runtime.pages.changes import Plan, Reason
@@ -21,15 +21,14 @@ RUNNING = 3
 """How much more slack a running request has: without any bound a lasting overload evicts until no gain is left."""
 IDLE_SLICE_S = 0.01
 """Seconds of copies that an idle engine starts at once: what the next request may have to wait for."""
-UNLUCKY = 2.33
-"""Standard deviations above the mean that one request in a hundred reaches: the TPOT promised is a P99."""
 
 JUDGED = (
     "short of {} pages: {:.0f} tokens/s with nobody away, {:.0f} at best with {:.1f} of a layer's experts away, "
     "{:.0f} with {:.1f} and {:.1f} of {:.0f} ms"
 )
 FEWER = ", fewer while no prompt is computed"
-"""What a verdict says, and what it adds where decoding alone would have fewer experts away."""
+LATE = ", in a step of {:.0f} ms that may take {:.0f}"
+"""What a verdict says; what it adds where decoding alone would have fewer away, and where the step would be long."""
 
 
 def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
@@ -67,10 +66,10 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     """Return whether covering the shortage pays.
 
     Some depth must bring more tokens/s than nobody away. A request that waits gets pages up to the best one, or near
-    it, that keeps the TPOT promised, for an unlucky request too, and no deeper than what is best while no prompt is
-    computed: its answer takes far more steps than its prompt, which would hide many copies. One that runs needs no
-    margin, may go further beyond the best depth, and where none keeps the TPOT the tokens/s alone decide: if it were
-    preempted, its tokens would be computed again.
+    it, that keeps the TPOT promised, and no deeper than what is best while no prompt is computed: its answer takes far
+    more steps than its prompt, which would hide many copies. The step that would compute its prompt must leave those
+    that run in time. One that runs needs no margin, may go further beyond the best depth, answers for no prompt, and
+    where no depth keeps the TPOT the tokens/s alone decide: if it were preempted, its tokens would be computed again.
     """
     ours, now = config.adjuster.goodput, snap.depth
     after = now + ceil_div(snap.short_pages, MATRICES) / snap.num_layers
@@ -78,7 +77,7 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     depth = [0.0, after, *(after + room * share for share in FURTHER), *(now * share for share in FURTHER)]
     expected = forecast(snap, np.array(depth))
     is_running = snap.lost_tokens > 0
-    tpot_s = expected.step_s if is_running else _unlucky_s(expected, snap.fit.prompts_per_token)
+    tpot_s = expected.decode_s if is_running else expected.step_s
     tokens_per_s = expected.tokens_per_s.tolist()
     rates = _rates(tokens_per_s, tpot_s, config)
     if is_running and not any(rates):
@@ -88,27 +87,18 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     slack = ours.slack * (RUNNING if is_running else 1)
     is_near = after <= depth[best] or rates[1] >= max(least, (1 - slack) * rates[best])
     is_best = is_running or after <= depth[int(np.argmax(expected.decoded_per_s))]
-    pays = rates[1] > 0 and rates[best] >= least and is_near and is_best
+    is_in_time = is_running or expected.this_s[1] <= snap.step_budget_s
+    pays = rates[1] > 0 and rates[best] >= least and is_near and is_best and is_in_time
     promised = 1000 * tpot_s[1], config.slo.tpot_ms
-    numbers = snap.short_pages, tokens_per_s[0], rates[best], depth[best], rates[1], after, *promised
-    return _Verdict(pays, Reason(JUDGED if is_best else JUDGED + FEWER, numbers))
+    late = () if is_in_time else (1000 * expected.this_s[1], 1000 * snap.step_budget_s)
+    numbers = snap.short_pages, tokens_per_s[0], rates[best], depth[best], rates[1], after, *promised, *late
+    return _Verdict(pays, Reason(JUDGED + ("" if is_best else FEWER) + ("" if is_in_time else LATE), numbers))
 
 
 def _rates(tokens_per_s: list[float], tpot_s: np.ndarray, config: RuntimeConfig) -> list[float]:
     """Return the tokens/s at each depth, 0 where its TPOT is more than was promised."""
     promised_s = config.slo.tpot_ms / 1000
     return [rate if s <= promised_s else 0.0 for rate, s in zip(tokens_per_s, tpot_s.tolist(), strict=True)]
-
-
-def _unlucky_s(expected: Forecast, prompts_per_token: float) -> np.ndarray:
-    """Return the TPOT of one request in a hundred at each depth: the one beside which most others start.
-
-    While one answer comes out about as many requests start as run, by chance more: their prompts are what differs.
-    """
-    prompts = np.minimum(1.0, expected.requests * prompts_per_token)
-    more = 1 + UNLUCKY * np.sqrt((1 - prompts) / expected.requests)
-    most = 1 / np.maximum(prompts, 1e-9)
-    return np.asarray(expected.decode_s + np.minimum(more, most) * (expected.step_s - expected.decode_s))
 
 
 def _bring_back(snap: Snapshot, config: RuntimeConfig) -> Plan:

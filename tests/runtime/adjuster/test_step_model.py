@@ -37,6 +37,11 @@ def each(number: float, variance: float = 0.0) -> Misses:
 # Predictions
 
 
+def test_compute_of_one_step_is_that_of_many() -> None:
+    """The same formula, of one number."""
+    assert [FIT.compute_alone_s(n) for n in (1, 64, 8192)] == pytest.approx(FIT.compute_s(floats(1, 64, 8192)).tolist())
+
+
 def test_compute_grows_with_touched_experts_then_with_tokens() -> None:
     """One token touches a sixteenth of the experts, a thousand all of them."""
     seconds = FIT.compute_s(floats(1, 1000))

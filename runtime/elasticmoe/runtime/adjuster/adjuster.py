@@ -220,7 +220,7 @@ class Adjuster:
     def _spend(self, demand: Demand) -> None:
         """Take the scheduled step out of the budget by what its compute should take; samples add what it waits for."""
         fit = self.model.fit
-        step_s = float(fit.compute_s(float(demand.num_tokens))) if fit.is_ready else nan
+        step_s = fit.compute_alone_s(demand.num_tokens) if fit.is_ready else nan
         self.budget.spend(step_s, is_owed=demand.has_answers)
 
     def _plan(self, snap: Snapshot) -> Plan:

@@ -21,8 +21,6 @@ class Forecast:
     """Of the mean step: some compute prompts too."""
     decode_s: Floats
     """Of a step that computes no prompt."""
-    this_s: Floats
-    """Of the step that is scheduled, with the prompts that are in it so far."""
 
     @property
     def tokens_per_s(self) -> Floats:
@@ -40,12 +38,10 @@ def forecast(snap: Snapshot, depth: Floats) -> Forecast:
     fit = snap.fit
     requests = _requests(snap, depth)
     prompts = requests * fit.prompts_per_token
-    with_prompts = requests + fit.prompt_tokens * np.maximum(1.0, prompts)
-    this = np.full_like(requests, snap.num_running + snap.prompt_tokens)
-    tokens = np.array((requests, with_prompts, this))
-    decode_s, prompt_s, this_s = fit.step_s(tokens, misses_at(snap, depth, tokens))
+    tokens = np.array((requests, requests + fit.prompt_tokens * np.maximum(1.0, prompts)))  # [without, with prompts]
+    decode_s, prompt_s = fit.step_s(tokens, misses_at(snap, depth, tokens))
     prompts = np.minimum(1.0, prompts)
-    return Forecast(requests, (1.0 - prompts) * decode_s + prompts * prompt_s, decode_s, this_s)
+    return Forecast(requests, (1.0 - prompts) * decode_s + prompts * prompt_s, decode_s)
 
 
 def _requests(snap: Snapshot, depth: Floats) -> Floats:

@@ -5,6 +5,7 @@ is the frozen result that policies predict with. Shapes broadcast, so one call p
 """
 
 from dataclasses import dataclass
+from math import expm1
 
 import numpy as np
 
@@ -60,6 +61,11 @@ class StepFit:
         """Return the seconds of compute of a step over so many tokens with every expert resident."""
         each_step, experts, each_token = self.terms
         return each_step + experts * touched_share(tokens, self.mean_spared) + each_token * tokens
+
+    def compute_alone_s(self, tokens: int) -> float:
+        """Return `compute_s` of one step; where a step is judged each time a request is short, numpy takes too long."""
+        each_step, experts, each_token = self.terms
+        return each_step - experts * expm1(tokens * self.mean_spared) + each_token * tokens
 
     def copy_s(self, misses: Misses) -> Floats:
         """Return the seconds of all copies of a step in which each layer misses so many experts."""

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticmoe.runtime.adjuster.forecast import forecast
 from elasticmoe.runtime.adjuster.policies.goodput import IDLE_SLICE_S, plan
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.adjuster.step_model import INSTANT_S, StepFit
@@ -132,8 +131,7 @@ def test_no_eviction_goes_past_the_depth_that_the_slo_allows() -> None:
 def test_a_prompt_that_would_make_who_runs_late_waits() -> None:
     """The step that would compute it has only so long; where it fits it starts. Who runs answers for no prompt."""
     snap = busy(prompt_tokens=4000)
-    (step_s,) = forecast(snap, np.array([snap.depth])).this_s.tolist()
-    assert step_s > 1.5 * forecast(busy(), np.array([snap.depth])).this_s[0]
+    step_s = FIT.compute_alone_s(snap.num_running + 4000)
     assert plan(replace(snap, step_budget_s=1.1 * step_s), DEFAULTS).evict
     late = replace(snap, step_budget_s=0.5 * step_s)
     refused = plan(late, DEFAULTS)

@@ -87,10 +87,11 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     slack = ours.slack * (RUNNING if is_running else 1)
     is_near = after <= depth[best] or rates[1] >= max(least, (1 - slack) * rates[best])
     is_best = is_running or after <= depth[int(np.argmax(expected.decoded_per_s))]
-    is_in_time = is_running or expected.this_s[1] <= snap.step_budget_s
+    step_s = snap.fit.compute_alone_s(snap.num_running + snap.prompt_tokens)
+    is_in_time = is_running or step_s <= snap.step_budget_s
     pays = rates[1] > 0 and rates[best] >= least and is_near and is_best and is_in_time
     promised = 1000 * tpot_s[1], config.slo.tpot_ms
-    late = () if is_in_time else (1000 * expected.this_s[1], 1000 * snap.step_budget_s)
+    late = () if is_in_time else (1000 * step_s, 1000 * snap.step_budget_s)
     numbers = snap.short_pages, tokens_per_s[0], rates[best], depth[best], rates[1], after, *promised, *late
     return _Verdict(pays, Reason(JUDGED + ("" if is_best else FEWER) + ("" if is_in_time else LATE), numbers))
 

@@ -39,7 +39,7 @@ class _Waits:
         """Experts that are away, numbered through all layers."""
         self.layers = self.away // snap.num_experts
         """Theirs."""
-        self._touched = self.touch(snap.spared.ravel()[self.away])
+        self._touched = self.touch(snap.spared.take(self.away))
         self._mean = self._sum(self._touched, snap.num_layers)
         self._variance = self._sum(self._touched * (1.0 - self._touched), snap.num_layers)
 
@@ -68,7 +68,7 @@ class _Waits:
         return np.bincount(self.layers, each, num_layers).astype(np.float64)  # counts of nobody are integers
 
     def _share(self, layers: np.ndarray, more: Floats) -> Floats:
-        return Misses(self._mean[layers] + more, self._variance[layers]).saturation(self._room)
+        return Misses(self._mean.take(layers) + more, self._variance.take(layers)).saturation(self._room)
 
 
 class _Nominees:
@@ -99,12 +99,12 @@ class _Nominees:
 
     def _judge(self, layers: np.ndarray) -> tuple[Any, ...]:
         """Return the columns of these layers' nominees, or of one layer, of shape (), the nominee."""
-        heat = np.where(self._state[layers] == RESIDENT, self._snap.heat[layers], np.inf)
+        snap, state = self._snap, self._state.take(layers, axis=0)
+        heat = np.where(state == RESIDENT, snap.heat.take(layers, axis=0), np.inf)
         experts = heat.argmin(axis=-1)
-        places = layers * self._snap.num_experts + experts
-        probability = self._snap.probability.ravel()[places]
-        touched = self._waits.touch(self._snap.spared.ravel()[places])
-        columns = self._waits.of_leaving(layers, touched), probability, -experts, layers, touched
+        places = layers * snap.num_experts + experts
+        touched = self._waits.touch(snap.spared.take(places))
+        columns = self._waits.of_leaving(layers, touched), snap.probability.take(places), -experts, layers, touched
         return tuple(column.tolist() for column in columns)
 
     def _renominate(self, layer: int) -> None:

@@ -43,6 +43,10 @@ class Cell:
     kv_gib: float
     """Of all GPUs of the group together."""
     workload: str
+    seed: int = 0
+    """Of what the router draws."""
+    later: int = 0
+    """Requests of a trace between the table's excerpt and this one; below 0: earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +103,15 @@ def slowness(gpu: Gpu) -> float:
 
 
 @cache
-def offer(workload: str, gpu: str) -> tuple[Arrival, ...]:
-    """Return the requests of a workload, as fast as this GPU is."""
+def offer(workload: str, gpu: str, later: int = 0) -> tuple[Arrival, ...]:
+    """Return the requests of a workload, as fast as this GPU is; those of a trace so many requests later."""
     slow = slowness(GPUS[gpu])
     if workload == "closed":
         return closed_batch()
     if workload == "burst":
         return burst_then_calm(closed_batch(NUM_BURST), CALM_S * slow, CALM_RATE_S / slow)
     file, first, num = EXCERPTS[workload]
-    return excerpt(read_trace(FOLDER / "data" / file), first, num, HALVED * slow, MAX_TOKENS)
+    return excerpt(read_trace(FOLDER / "data" / file), first + later, num, HALVED * slow, MAX_TOKENS)
 
 
 def make_system(cell: Cell, policy: PolicyName | None, limit: int | None = None) -> System:
@@ -121,12 +125,14 @@ def make_system(cell: Cell, policy: PolicyName | None, limit: int | None = None)
         limit=limit,
         routing=cell.routing,
         max_model_len=MAX_TOKENS,
+        seed=cell.seed,
     )
 
 
 def simulate(cell: Cell, policy: PolicyName | None, limit: int | None = None) -> Outcome:
     """Return what a policy does in a cell."""
-    return Simulation(make_system(cell, policy, limit), offer(cell.workload, cell.gpu), route(cell.routing)).run()
+    offered = offer(cell.workload, cell.gpu, cell.later)
+    return Simulation(make_system(cell, policy, limit), offered, route(cell.routing)).run()
 
 
 def make_row(cell: Cell, policy: PolicyName | None, outcome: Outcome, stock_tok_s: float) -> Row:

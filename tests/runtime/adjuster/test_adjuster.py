@@ -281,6 +281,9 @@ def test_a_step_of_many_prompts_is_owed_to_who_waits_for_a_next_token() -> None:
     assert f.adjuster.snapshot(replace(running, prompt_tokens=5)).step_budget_s == inf, "nobody waits for a token"
     f.adjuster.learn(replace(SAMPLE, num_steps=2, duration_s=0.9))  # the two that were expected to take 0.52 s
     assert f.adjuster.snapshot(running).step_budget_s < left_s
+    assert f.adjuster.snapshot(prompts).prompt_tokens == 995
+    f.step(replace(running, prompt_tokens=5))
+    assert f.adjuster.snapshot(running).step_budget_s == inf, "that step is owed to nobody"
 
 
 @pytest.mark.parametrize("policy", ["threshold", "fixed"])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from elasticmoe.runtime.adjuster.prompt_budget import DEPTH, SHARE, PromptBudget
+from elasticmoe.runtime.adjuster.prompt_budget import DEPTH, MOST_OWED, SHARE, PromptBudget
 
 TPOT_S = 0.1
 
@@ -48,25 +48,35 @@ def test_a_long_step_is_paid_off_by_short_ones() -> None:
     assert budget.step_s == pytest.approx(TPOT_S)
 
 
+def test_what_is_owed_ends_somewhere() -> None:
+    """Hours of steps that are too long owe no more than seconds: who waits then waits for no answer long gone."""
+    budget = PromptBudget(TPOT_S)
+    spend(budget, *[0.9 * TPOT_S] * 1000)
+    budget.settle(1000, 200 * TPOT_S * 1000)
+    assert budget.held_s == pytest.approx(-MOST_OWED * TPOT_S)
+    spend(budget, *[0.0] * math.ceil((MOST_OWED + DEPTH) / SHARE))
+    assert budget.step_s == math.inf
+
+
 def test_where_nobody_waits_for_a_next_token_nothing_is_owed() -> None:
     """As in the first step of a flood: what was owed is forgotten, and that step costs nothing."""
     budget = PromptBudget(TPOT_S)
     spend(budget, 2.0)
     budget.spend(5.0, is_owed=False)
     assert budget.step_s == math.inf
-    budget.settle(2, 7.0)
-    assert budget.held_s == pytest.approx(DEPTH * TPOT_S)
+    budget.settle(2, 20.0)
+    assert budget.step_s == math.inf, "nor is what it took longer than expected"
 
 
 def test_what_steps_took_replaces_what_was_expected_of_them() -> None:
     """The oldest first; those that are under way keep what is expected of them."""
     budget = PromptBudget(TPOT_S)
-    spend(budget, 0.2, 0.2, 1.0)
+    spend(budget, 0.2, 0.2, 0.5)
     expected_s = budget.held_s
     budget.settle(2, 0.5)
     assert budget.held_s == pytest.approx(expected_s - 0.1)
     budget.settle(1, 0.3)
-    assert budget.held_s == pytest.approx(expected_s + 0.6)
+    assert budget.held_s == pytest.approx(expected_s + 0.1)
 
 
 def test_a_step_that_nobody_could_foresee_is_not_counted() -> None:
@@ -74,8 +84,8 @@ def test_a_step_that_nobody_could_foresee_is_not_counted() -> None:
     budget = PromptBudget(TPOT_S)
     spend(budget, 0.3, math.nan)
     held_s = budget.held_s
-    budget.settle(2, 9.0)
+    budget.settle(2, 0.9)
     assert budget.held_s == held_s
     spend(budget, 0.0)
-    budget.settle(5, 9.0)
+    budget.settle(5, 0.9)
     assert budget.held_s == pytest.approx(held_s + SHARE * TPOT_S), "four of the five were never scheduled"

@@ -13,6 +13,9 @@ SHARE = 0.6
 DEPTH = 3
 """TPOTs that a full budget holds: so much prompts may take at once, what an answer of a few tokens bears."""
 
+MOST_OWED = 10
+"""TPOTs that it can lack: what was owed before is owed to answers that have ended."""
+
 
 @dataclass(slots=True)
 class PromptBudget:
@@ -39,17 +42,20 @@ class PromptBudget:
 
         It is owed to who waits for a next token. Where everyone's first is still to come, nobody can be late.
         """
-        self._expected_s.append(expected_s)
+        self._expected_s.append(expected_s if is_owed else nan)
         if not is_owed:
             self.held_s = self._full_s
         elif not isnan(expected_s):
-            self.held_s = min(self._full_s, self.held_s + SHARE * self.tpot_s - expected_s)
+            self._take(expected_s - SHARE * self.tpot_s)
 
     def settle(self, num_steps: int, duration_s: float) -> None:
         """Put right what was expected of the oldest steps, if something was of all, by what they took together."""
         expected_s = sum(self._expected_s.popleft() if self._expected_s else nan for _ in range(num_steps))
         if not isnan(expected_s):
-            self.held_s = min(self._full_s, self.held_s + expected_s - duration_s)
+            self._take(duration_s - expected_s)
+
+    def _take(self, seconds: float) -> None:
+        self.held_s = min(self._full_s, max(-MOST_OWED * self.tpot_s, self.held_s - seconds))
 
     @property
     def _full_s(self) -> float:

@@ -25,8 +25,8 @@ from bench.serving.arguments import new_file
 from bench.serving.files import end_in_a_sentence
 from bench.serving.meta import ROOT, collect_meta
 from bench.serving.progress import say
-from bench.simulation.cells import ROUTINGS, Cell, Row, make_row, simulate
-from bench.simulation.verdict import find_misses
+from bench.simulation.cells import ROUTINGS, Cell, Row, make_rows
+from bench.simulation.verdict import find_misses, tally
 from elasticmoe.runtime.cli.staging import write_whole
 from elasticmoe.runtime.contract.config import PolicyName
 from elasticmoe.runtime.simulator.hardware import GPUS
@@ -51,10 +51,7 @@ def list_cells() -> Iterator[Cell]:
 
 def run_cell(cell: Cell) -> Rows:
     """Return the row of each policy in one cell."""
-    outcomes = {policy: simulate(cell, policy) for policy in POLICIES}
-    stock_tok_s = outcomes[None].tok_s
-    rows = [make_row(cell, policy, outcome, stock_tok_s) for policy, outcome in outcomes.items()]
-    return {row.policy: row for row in rows}
+    return {row.policy: row for row in make_rows(cell, POLICIES)}
 
 
 def run_cells(cells: Sequence[Cell]) -> list[Rows]:
@@ -77,15 +74,9 @@ def describe(cell: Cell, rows: Rows) -> str:
 
 def judge(cells: Sequence[Cell], found: Sequence[Rows]) -> dict[str, object]:
     """Return how often goodput misses each promise, every miss with its place, and the worst TPOT among them."""
-    judged = [(cell, find_misses(rows)) for cell, rows in zip(cells, found, strict=True)]
-    counts = {name: sum(name in misses for _, misses in judged) for name in PROMISES}
+    judged = [(asdict(cell), find_misses(rows)) for cell, rows in zip(cells, found, strict=True)]
     tpots_ms = [misses["tpot_p99_ms"] for _, misses in judged if "tpot_p99_ms" in misses]
-    return {
-        "num_runs": len(judged),
-        "num_missed": counts,
-        "worst_tpot_p99_ms": max(tpots_ms, default=None),
-        "missed": [asdict(cell) | misses for cell, misses in judged if misses],
-    }
+    return {"num_runs": len(judged), "worst_tpot_p99_ms": max(tpots_ms, default=None)} | tally(judged, PROMISES)
 
 
 def dump(cells: Sequence[Cell], found: Sequence[Rows]) -> list[dict[str, object]]:

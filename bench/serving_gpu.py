@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.serving.arguments import amount, count, new_file
 from bench.serving.files import end_in_a_sentence
 from bench.serving.meta import collect_meta
-from bench.serving.model_config import find_dtype, read_model_config
+from bench.serving.model_config import read_model_config
 from elasticmoe.runtime.cli.staging import write_whole
+from elasticmoe.runtime.simulator.served import find_dtype
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -71,7 +72,7 @@ def make_engine(args: argparse.Namespace, folder: str) -> Any:
         keep_all_resident()
     llm = LLM(
         model=folder,
-        dtype=find_dtype(read_model_config(Path(args.model))[0]),
+        dtype=str(find_dtype(read_model_config(Path(args.model))[0])),
         load_format="dummy",
         skip_tokenizer_init=True,
         enforce_eager=True,

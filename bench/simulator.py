@@ -24,7 +24,7 @@ from bench.serving.files import end_in_a_sentence, parse_object, read_text, take
 from bench.serving.meta import ROOT, collect_meta
 from bench.serving.progress import say
 from bench.simulation import rimuru
-from bench.simulation.cells import POLICIES, Cell, Row, list_cells, make_row, simulate
+from bench.simulation.cells import POLICIES, Cell, Row, list_cells, make_rows
 from bench.simulation.verdict import dump, judge
 from elasticmoe.runtime.cli.staging import write_whole
 from elasticmoe.runtime.contract.config import PolicyName
@@ -34,22 +34,12 @@ DEFAULT_OUT = ROOT / "bench" / "results" / "simulator.json"
 SAY_EVERY = 8
 
 
-def run_cell(cell: Cell, policies: tuple[PolicyName | None, ...], stock_tok_s: float | None) -> list[Row]:
-    """Some policies in one cell; stock's tokens/s if they are known already."""
-    rows: list[Row] = []
-    for policy in policies:
-        outcome = simulate(cell, policy)
-        stock_tok_s = outcome.tok_s if stock_tok_s is None else stock_tok_s
-        rows.append(make_row(cell, policy, outcome, stock_tok_s))
-    return rows
-
-
 def run_cells(gpus: tuple[str, ...]) -> list[Row]:
     """All cells, with a line every few of them."""
     cells, rows = list(list_cells(gpus)), []
     for done, cell in enumerate(cells):
         _tell(done, len(cells), cell)
-        rows += run_cell(cell, POLICIES, None)
+        rows += make_rows(cell, POLICIES)
     return rows
 
 
@@ -60,7 +50,7 @@ def rerun_policy(policy: PolicyName, earlier: list[Row]) -> list[Row]:
     for done, row in enumerate(stock):
         cell = Cell(row.gpu, row.routing, row.kv_gib, row.workload)
         _tell(done, len(stock), cell)
-        rows += run_cell(cell, (policy,), row.tok_s)
+        rows += make_rows(cell, (policy,), row.tok_s)
     return rows
 
 

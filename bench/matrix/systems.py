@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.serving.model_config import find_dtype, read_model_config
+from bench.serving.model_config import read_model_config
 from bench.serving_gpu import ENVIRONMENT
+from elasticmoe.runtime.simulator.served import find_dtype
 
 GIB = 2**30
 OFFLOADED = 10
@@ -76,7 +77,7 @@ def read_model(config: Path, tp: int = 1) -> Model:
     """Return the sizes in a config.json."""
     text, served = read_model_config(config)
     num_experts, experts_bytes = served.shape.num_experts, served.all_expert_bytes // tp
-    return Model(text["num_hidden_layers"], num_experts, text["vocab_size"], find_dtype(text), experts_bytes)
+    return Model(text["num_hidden_layers"], num_experts, text["vocab_size"], str(find_dtype(text)), experts_bytes)
 
 
 def goal_bytes(model: Model) -> int:

@@ -15,8 +15,3 @@ def read_model_config(path: Path) -> tuple[dict[str, Any], ServedModel]:
     """
     config = parse_object(read_text(path), str(path))
     return config, parse_served(config, str(path))
-
-
-def find_dtype(config: dict[str, Any]) -> str:
-    """Return the dtype of a config that was read."""
-    return str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")

@@ -165,3 +165,13 @@ def make_row(cell: Cell, policy: PolicyName | None, outcome: Outcome, stock_tok_
         recovery_s=round(recovery.took_s, 3) if recovery is not None and has_recovered else None,
         recovery_copy_s=None if recovery is None else round(recovery.copy_s, 3),
     )
+
+
+def make_rows(cell: Cell, policies: tuple[PolicyName | None, ...], stock_tok_s: float | None = None) -> list[Row]:
+    """Return the rows of policies in a cell; stock is the first of them, or its tokens/s are known already."""
+    rows: list[Row] = []
+    for policy in policies:
+        outcome = simulate(cell, policy)
+        stock_tok_s = outcome.tok_s if stock_tok_s is None else stock_tok_s
+        rows.append(make_row(cell, policy, outcome, stock_tok_s))
+    return rows

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from bench.simulation.cells import Row
 
@@ -12,6 +13,10 @@ ROUNDING = 1e-3
 MOST_RECOVERY = 2.0
 SLACK_S = 0.1
 """A few steps: what stands between a need's end and the first copy."""
+
+NAMES = ("gpu", "routing", "kv_gib", "workload")
+"""Of what makes a place."""
+PROMISES = ("ratio_to_stock", "ratio_to_threshold", "tpot_p99_ms", "recovery_s")
 
 Place = tuple[str, str, float, str]
 
@@ -44,14 +49,18 @@ def find_misses(policies: dict[str, Row]) -> dict[str, float]:
 def judge(rows: Sequence[Row]) -> dict[str, object]:
     """Return how often each promise is missed, and every miss with its place."""
     places = group_by_place(rows)
-    judged = {place: find_misses(policies) for place, policies in places.items() if "goodput" in policies}
-    counts: dict[str, int] = dict.fromkeys(("ratio_to_stock", "ratio_to_threshold", "tpot_p99_ms", "recovery_s"), 0)
-    for misses in judged.values():
-        for name in misses:
-            counts[name] += 1
-    names = ("gpu", "routing", "kv_gib", "workload")
-    missed = [dict(zip(names, place, strict=True)) | misses for place, misses in judged.items() if misses]
-    return {"num_cells": len(judged), "num_missed": counts, "missed": missed}
+    judged = [
+        (dict(zip(NAMES, place, strict=True)), find_misses(policies))
+        for place, policies in places.items()
+        if "goodput" in policies
+    ]
+    return {"num_cells": len(judged)} | tally(judged, PROMISES)
+
+
+def tally(judged: Sequence[tuple[dict[str, Any], dict[str, float]]], promises: Sequence[str]) -> dict[str, object]:
+    """Return how often each promise is missed, and every miss with its place: of places and what each one misses."""
+    counts = {name: sum(name in misses for _, misses in judged) for name in promises}
+    return {"num_missed": counts, "missed": [place | misses for place, misses in judged if misses]}
 
 
 def dump(rows: Sequence[Row]) -> list[dict[str, object]]:

@@ -12,7 +12,6 @@ SHARE = 0.6
 """Of the TPOT promised, what steps may last on average: the promise is a P99, and who comes next isn't known."""
 DEPTH = 3
 """TPOTs that a full budget holds: so much prompts may take at once, what an answer of a few tokens bears."""
-
 MOST_OWED = 10
 """TPOTs that it can lack: what was owed before is owed to answers that have ended."""
 

@@ -118,8 +118,13 @@ def read_served(path: Path, num_gpus: int = 1) -> ServedModel:
     return parse_served(config, path.stem if file == path else path.name, num_gpus)
 
 
+def find_dtype(config: Mapping[str, Any]) -> object:
+    """Return what a config.json has for its dtype, under either of the key's two names; bfloat16 if for neither."""
+    return config.get("torch_dtype") or config.get("dtype") or "bfloat16"
+
+
 def _itemsize(config: Mapping[str, Any], name: str) -> int:
-    dtype = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
+    dtype = find_dtype(config)
     if not isinstance(dtype, str) or dtype not in ITEMSIZES:
         raise UnsupportedError(f"{name}: its dtype {dtype} is not one that is paged ({', '.join(ITEMSIZES)})")
     return ITEMSIZES[dtype]

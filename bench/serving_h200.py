@@ -10,7 +10,7 @@ rooms are made by withdrawing blocks. Weights are random and the routing is forc
 one GPU, `rate` how many times faster than in the trace requests come; with `+logprobs` each token's logprob is noted,
 to compare them, which costs time. Rows are appended to FILE as JSON lines, their tokens to FILE.tokens.jsonl; a
 `replay` that is given `--follow FILE` of `ours` decides as that run did, so that it serves the same batches with every
-expert resident. `report` prints the tables of a result, or writes them into a page, and draws their plot.
+expert resident. `report` prints the tables of a result, or writes them into a page, and draws their plots.
 """
 
 import argparse
@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.matrix.cells import FORM
 from bench.matrix.combine import combine, refuse_other_rows
 from bench.matrix.page import put
-from bench.matrix.report import draw, report
+from bench.matrix.plots import draw_burst, draw_ratios
+from bench.matrix.report import report
 from bench.matrix.run import run
 from bench.matrix.systems import SYSTEMS
 from bench.serving.arguments import amount, count, new_file
@@ -65,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     shown = commands.add_parser("report", help="tables and a plot out of a result")
     shown.add_argument("result", type=Path)
     shown.add_argument("--page", type=Path, help="a page of Markdown whose part `serving` is written anew")
-    shown.add_argument("--plots", type=Path, default=ROOT / "docs" / "plots", help="folder of the plot")
+    shown.add_argument("--plots", type=Path, default=ROOT / "docs" / "plots", help="folder of the plots")
     for command in (one, many):
         command.add_argument("--out", type=new_file, required=True)
     return parser
@@ -88,9 +89,11 @@ def _combine(args: argparse.Namespace) -> None:
 def _report(args: argparse.Namespace) -> None:
     rows = read_part(args.result, "rows", list)
     refuse_other_rows(rows, str(args.result))
-    text, plot = report(rows), draw(rows)
+    text, ratios, burst = report(rows), draw_ratios(rows), draw_burst(rows)
     page = None if args.page is None else put(read_text(args.page), "serving", text)
-    write_whole(args.plots / "serving.svg", plot)
+    write_whole(args.plots / "serving.svg", ratios)
+    if burst is not None:
+        write_whole(args.plots / "burst-h200.svg", burst)
     if page is None:
         print(text)
     else:

@@ -1,4 +1,4 @@
-"""What a page says of the matrix's result: Markdown tables by workload, which goals are missed, and a plot. Pure."""
+"""What a page says of the matrix's result: Markdown tables by workload, and which goals are missed. Pure."""
 
 import statistics
 from collections import defaultdict
@@ -9,7 +9,6 @@ from typing import Any
 from bench.matrix.cells import ANY_BUS, CELL
 from bench.matrix.combine import OURS, REPLAY, RIVAL, cell_of
 from bench.matrix.page import table
-from elasticmoe.runtime.simulator.svg import Points, chart, stack
 
 Rows = list[dict[str, Any]]
 
@@ -228,24 +227,17 @@ def _other(runs: Rows) -> list[str]:
 
 
 def _starts(rows: Rows) -> Iterator[str]:
-    told = [row | {"used": (row.get("gpu_bytes") or [{}])[0].get("used")} for row in rows if row["gpus"] == 1]
+    told = [
+        row | {"used": (row.get("gpu_bytes") or [{}])[0].get("used"), "pin": (row.get("pin_s") or [None])[0]}
+        for row in rows
+        if row["gpus"] == 1
+    ]
     sides = [[row for row in told if row["system"] == name] for name in (OURS, RIVAL)]
     if all(middle(runs, field) is not None for runs in sides for field in ("ready_s", "used")):
         ours, stock = (
             f"after {_show(middle(runs, 'ready_s'), 0)} s with {_show(middle(runs, 'used'), 1, 1e9)} GB"
             for runs in sides
         )
-        yield f"Ready {ours} of a GPU in use, stock {stock}."
-
-
-def draw(rows: Rows) -> str:
-    """Return the closed batch's ratios by GiB of KV beside their goals, one chart a routing, as SVG."""
-    cells = compare(rows)
-    return stack([_chart(cells, routing) for routing in GOALS])
-
-
-def _chart(cells: Sequence[Compared], routing: str) -> str:
-    found = [one for one in cells if one.goal is not None and one.cell["routing"] == routing]
-    ours: Points = [(one.cell["kv_gib"], one.ratio) for one in found if one.ratio is not None]
-    goals: Points = list(GOALS[routing].items())
-    return chart(f"tokens/s over stock's, by GiB of KV: closed batch, {routing}", {"ours": ours, "goal": goals})
+        pins = [row["pin"] for row in sides[0] if row["pin"] is not None]
+        pinning = f" Pinning the host pool takes {min(pins):.1f} to {max(pins):.1f} s of it." if pins else ""
+        yield f"Ready {ours} of a GPU in use, stock {stock}.{pinning}"

@@ -12,8 +12,9 @@ import pytest
 from bench.matrix.cells import CELL
 from bench.matrix.combine import combine, tokens_path
 from bench.matrix.page import put, table
+from bench.matrix.plots import draw_burst, draw_ratios
 from bench.matrix.profiles import summary
-from bench.matrix.report import compare, draw, report
+from bench.matrix.report import compare, report
 from bench.matrix.timeline import Layer, case_row, layer_rows, read_layers
 from bench.matrix.timeline import report as report_timeline
 from bench.serving.errors import BadScenario
@@ -33,6 +34,12 @@ def _line(text: str, start: str) -> list[str]:
     """Return the cells of the first row of a table that starts so."""
     found = next(line for line in text.splitlines() if line.startswith(f"| {start} |"))
     return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def _points(drawn: str) -> list[list[str]]:
+    """Return the points of each line of an SVG."""
+    root = ET.fromstring(drawn)  # noqa: S314 -- our own text
+    return [line.get("points", "").split() for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
 
 
 def test_a_cell_has_both_sides_and_its_goal() -> None:
@@ -90,7 +97,10 @@ def test_starts_are_told() -> None:
     """How long until ready and with how much of the first GPU, of both sides; nothing where no run says so."""
     start = {"ready_s": 185.2, "gpu_bytes": [{"used": 72.76e9}]}
     text = report([OURS | start, STOCK | start | {"ready_s": 87.6}])
-    assert "Ready after 185 s with 72.8 GB of a GPU in use, stock after 88 s with 72.8 GB." in text
+    assert text.endswith("Ready after 185 s with 72.8 GB of a GPU in use, stock after 88 s with 72.8 GB.")
+    pinned = [OURS | start | {"pin_s": [seconds]} for seconds in (6.29, 42.0)]
+    text = report([*pinned, STOCK | start | {"pin_s": [None]}])
+    assert text.endswith("72.8 GB. Pinning the host pool takes 6.3 to 42.0 s of it.")
     assert "Ready" not in report([OURS | start, STOCK | {"ready_s": 1.0, "gpu_bytes": [{}]}])
 
 
@@ -113,9 +123,20 @@ def test_routings_and_rooms_are_in_order() -> None:
 
 def test_the_plot_has_ratios_and_goals() -> None:
     """Two charts of two lines each; where nothing was measured the first line is empty."""
-    root = ET.fromstring(draw([OURS, OURS | {"kv_gib": 8.0}, STOCK]))  # noqa: S314 -- our own text
-    lines = [line.get("points", "").split() for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
+    lines = _points(draw_ratios([OURS, OURS | {"kv_gib": 8.0}, STOCK]))
     assert [len(points) for points in lines] == [0, 5, 2, 5]
+
+
+def test_a_burst_is_drawn_over_time() -> None:
+    """Residency of ours, requests and TPOT of both, left out where there is none; no plot without both sides."""
+    series = [{"s": at, "resident": 9 - at, "running": at, "tpot_ms": at or None} for at in range(3)]
+    ours = OURS | {"workload": "burst", "series": series}
+    stock = STOCK | {"workload": "burst", "series": [one | {"resident": None} for one in series]}
+    drawn = draw_burst([ours, stock, OURS])
+    assert drawn is not None
+    lines = _points(drawn)
+    assert [len(points) for points in lines] == [3, 3, 3, 2, 2]
+    assert draw_burst([ours, STOCK]) is None
 
 
 def test_a_part_of_a_page_is_written_anew() -> None:

@@ -7,7 +7,7 @@ from bench.matrix.report import GOALS, Compared, Rows, compare
 from elasticmoe.runtime.simulator.svg import Points, chart, stack, thin
 
 OVER_TIME = {
-    "resident": "experts on the device, by seconds since the burst",
+    "away": "experts away from the device, by seconds since the burst",
     "running": "requests that run",
     "tpot_ms": "ms between two tokens of a request",
 }
@@ -28,11 +28,11 @@ def _ratios(cells: Sequence[Compared], routing: str) -> str:
 
 
 def draw_burst(rows: Rows) -> str | None:
-    """Return the first burst that ours and stock served over time: residency, requests, TPOT; None without one."""
+    """Return the first burst that ours and stock served over time: experts away, requests, TPOT; None without one."""
     both = next((one for one in compare(rows) if one.cell["workload"] == "burst" and one.ours and one.stock), None)
     if both is None:
         return None
-    sides = {OURS: both.ours[0]["series"], RIVAL: both.stock[0]["series"]}
+    sides = {OURS: _with_away(both.ours[0]["series"]), RIVAL: both.stock[0]["series"]}
     charts = []
     for field, title in OVER_TIME.items():
         lines = {name: _points(series, field) for name, series in sides.items()}
@@ -40,5 +40,10 @@ def draw_burst(rows: Rows) -> str | None:
     return stack(charts)
 
 
+def _with_away(series: Rows) -> Rows:
+    most = max(one["resident"] for one in series)
+    return [one | {"away": most - one["resident"]} for one in series]
+
+
 def _points(series: Rows, field: str) -> Points:
-    return thin([(one["s"], one[field]) for one in series if one[field] is not None])
+    return thin([(one["s"], one[field]) for one in series if one.get(field) is not None])

@@ -128,7 +128,7 @@ def test_the_plot_has_ratios_and_goals() -> None:
 
 
 def test_a_burst_is_drawn_over_time() -> None:
-    """Residency of ours, requests and TPOT of both, left out where there is none; no plot without both sides."""
+    """Experts away of ours, requests and TPOT of both, left out where there is none; no plot without both sides."""
     series = [{"s": at, "resident": 9 - at, "running": at, "tpot_ms": at or None} for at in range(3)]
     ours = OURS | {"workload": "burst", "series": series}
     stock = STOCK | {"workload": "burst", "series": [one | {"resident": None} for one in series]}

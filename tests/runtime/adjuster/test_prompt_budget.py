@@ -17,14 +17,14 @@ def spend(budget: PromptBudget, *steps_s: float) -> None:
 
 def test_a_full_budget_lets_any_step_be() -> None:
     """Else a prompt that is longer than the budget is deep would never start."""
-    assert PromptBudget(TPOT_S).step_s == math.inf
+    assert PromptBudget(TPOT_S).step_s(is_owed=True) == math.inf
 
 
 def test_steps_within_their_share_leave_it_full() -> None:
     """And it never holds more, however short they are."""
     budget = PromptBudget(TPOT_S)
     spend(budget, SHARE * TPOT_S, 0.001)
-    assert budget.step_s == math.inf
+    assert budget.step_s(is_owed=True) == math.inf
     assert budget.held_s == DEPTH * TPOT_S
 
 
@@ -33,7 +33,7 @@ def test_an_answer_keeps_its_tpot_beside_steps_as_long_as_they_may_be(tokens: in
     """They last their share on average, after what a full budget gave; no less, or prompts would wait for nothing."""
     budget, lasted_s = PromptBudget(TPOT_S), 0.0
     for _ in range(tokens):
-        step_s = min(max(budget.step_s, 0.01), DEPTH * TPOT_S)
+        step_s = min(max(budget.step_s(is_owed=True), 0.01), DEPTH * TPOT_S)
         lasted_s += step_s
         spend(budget, step_s)
     assert SHARE * tokens * TPOT_S <= lasted_s <= (SHARE * tokens + DEPTH + 1) * TPOT_S
@@ -43,9 +43,9 @@ def test_a_long_step_is_paid_off_by_short_ones() -> None:
     """One of twice the depth leaves it as far below nothing as it was above; ten steps pay a tenth of it each."""
     budget = PromptBudget(TPOT_S)
     spend(budget, (2 * DEPTH + SHARE) * TPOT_S)
-    assert budget.step_s == pytest.approx((1 - DEPTH) * TPOT_S)
+    assert budget.step_s(is_owed=True) == pytest.approx((1 - DEPTH) * TPOT_S)
     spend(budget, *[(SHARE - DEPTH / 10) * TPOT_S] * 10)
-    assert budget.step_s == pytest.approx(TPOT_S)
+    assert budget.step_s(is_owed=True) == pytest.approx(TPOT_S)
 
 
 def test_what_is_owed_ends_somewhere() -> None:
@@ -55,17 +55,19 @@ def test_what_is_owed_ends_somewhere() -> None:
     budget.settle(1000, 200 * TPOT_S * 1000)
     assert budget.held_s == pytest.approx(-MOST_OWED * TPOT_S)
     spend(budget, *[0.0] * math.ceil((MOST_OWED + DEPTH) / SHARE))
-    assert budget.step_s == math.inf
+    assert budget.step_s(is_owed=True) == math.inf
 
 
 def test_where_nobody_waits_for_a_next_token_nothing_is_owed() -> None:
     """As in the first step of a flood: what was owed is forgotten, and that step costs nothing."""
     budget = PromptBudget(TPOT_S)
     spend(budget, 2.0)
+    assert budget.step_s(is_owed=True) < 0
+    assert budget.step_s(is_owed=False) == math.inf, "nor has it to wait"
     budget.spend(5.0, is_owed=False)
-    assert budget.step_s == math.inf
+    assert budget.step_s(is_owed=True) == math.inf
     budget.settle(2, 20.0)
-    assert budget.step_s == math.inf, "nor is what it took longer than expected"
+    assert budget.step_s(is_owed=True) == math.inf, "nor is what it took longer than expected"
 
 
 def test_what_steps_took_replaces_what_was_expected_of_them() -> None:

@@ -6,7 +6,7 @@ memory or vLLM.
 
 from dataclasses import dataclass, field
 from itertools import chain
-from math import inf, nan
+from math import nan
 
 import numpy as np
 
@@ -185,7 +185,7 @@ class Adjuster:
             num_running=demand.num_running,
             kv_pages=self._num_used_blocks * tiers.block_bytes / tiers.expert_bytes,
             prompt_tokens=demand.prompt_tokens,
-            step_budget_s=self.budget.step_s if demand.has_answers else inf,
+            step_budget_s=self.budget.step_s(is_owed=demand.has_answers),
             lost_tokens=lost_tokens,
             limit=self.limit,
             state=self.table.state.copy(),

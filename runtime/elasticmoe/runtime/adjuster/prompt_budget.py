@@ -31,20 +31,16 @@ class PromptBudget:
         """Start full."""
         self.held_s = self._full_s
 
-    @property
-    def step_s(self) -> float:
+    def step_s(self, *, is_owed: bool) -> float:
         """Return the seconds that the next step may take; from a full budget any: a long prompt starts some time."""
-        return inf if self.held_s >= self._full_s else self.held_s + self.tpot_s
+        held_s = self._held(is_owed=is_owed)
+        return inf if held_s >= self._full_s else held_s + self.tpot_s
 
     def spend(self, expected_s: float, *, is_owed: bool) -> None:
-        """Count a step that was scheduled and is expected to take so many seconds, NaN where nobody knows yet.
-
-        It is owed to who waits for a next token. Where everyone's first is still to come, nobody can be late.
-        """
+        """Count a step that was scheduled and is expected to take so many seconds, NaN where nobody knows yet."""
         self._expected_s.append(expected_s if is_owed else nan)
-        if not is_owed:
-            self.held_s = self._full_s
-        elif not isnan(expected_s):
+        self.held_s = self._held(is_owed=is_owed)
+        if not isnan(self._expected_s[-1]):
             self._take(expected_s - SHARE * self.tpot_s)
 
     def settle(self, num_steps: int, duration_s: float) -> None:
@@ -52,6 +48,13 @@ class PromptBudget:
         expected_s = sum(self._expected_s.popleft() if self._expected_s else nan for _ in range(num_steps))
         if not isnan(expected_s):
             self._take(duration_s - expected_s)
+
+    def _held(self, *, is_owed: bool) -> float:
+        """Return what there is for a step that is owed to who waits for a next token, or to nobody.
+
+        Where everyone's first token is still to come, nobody can be late: what was owed is forgotten.
+        """
+        return self.held_s if is_owed else self._full_s
 
     def _take(self, seconds: float) -> None:
         self.held_s = min(self._full_s, max(-MOST_OWED * self.tpot_s, self.held_s - seconds))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from elasticmoe.runtime.device.host_pool import HostPool
+from elasticmoe.runtime.device.pinning import Pinning
 from elasticmoe.runtime.hostpool import shared
 from elasticmoe.runtime.hostpool.layout import HostLayout
 from elasticmoe.runtime.units import ExpertKey
@@ -22,6 +23,18 @@ def test_a_pool_is_pinned() -> None:
     pool = _pool()
     assert pool.pin() == 0
     assert pool.is_pinned
+
+
+def test_a_pool_is_pinned_beside_other_work() -> None:
+    """The device computes meanwhile; afterwards copies from the pool are asynchronous."""
+    pool = _pool()
+    pinning = Pinning(pool, torch.device("cuda", torch.cuda.current_device()))
+    ones = torch.ones((512, 512), device="cuda")
+    for _ in range(100):
+        ones = ones @ ones / 512
+    assert pinning.wait().error == 0
+    assert pool.is_pinned
+    assert ones.mean().item() == 1.0
 
 
 def test_a_mapped_pool_is_pinned_though_it_can_only_be_read() -> None:

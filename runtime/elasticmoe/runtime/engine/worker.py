@@ -21,6 +21,7 @@ from elasticmoe.runtime.contract.report import MemoryReport
 from elasticmoe.runtime.coordinator.client import Lease
 from elasticmoe.runtime.device.experts import Experts
 from elasticmoe.runtime.device.host_pool import HostPool
+from elasticmoe.runtime.device.pinning import Pinning
 from elasticmoe.runtime.device.report import PendingReport
 from elasticmoe.runtime.engine import refusal
 from elasticmoe.runtime.engine.geometry import page_tiers, pool_geometry, start_load
@@ -82,7 +83,8 @@ class ElasticWorkerMixin(_StockWorker):
 
     experts: Experts
     pin_s: float | None = None
-    """Seconds that pinning the host pool took; None without a GPU."""
+    """Seconds that pinning the host pool took, beside what else starts; None without a GPU."""
+    _pinning: Pinning | None = None
     _lease: Lease | None = None
     _report: PendingReport | None = None
     """The counts of the forward that was run last, if they were asked for; they leave with its output."""
@@ -108,10 +110,7 @@ class ElasticWorkerMixin(_StockWorker):
         pool, self._lease = open_pool(wanted, self.model_config.dtype, settings_from_env().socket)
         fetch = fetch_kind(self.elastic_config)
         if self.device.type == "cuda":
-            started_s = time.perf_counter()
-            _check_pinned(pool, pool.pin(), fetch)
-            self.pin_s = time.perf_counter() - started_s
-            logger.info("%.1f s to pin the host pool", self.pin_s)
+            self._pinning = Pinning(pool, self.device)
         self.experts = Experts(pool, self.device, fetch)
         with building(self.experts, shape), loading_into(pool):
             super().load_model(*args, **kwargs)
@@ -121,6 +120,8 @@ class ElasticWorkerMixin(_StockWorker):
     @refusal.recorded()
     def determine_available_memory(self) -> int:
         """Return the arena in the units that vLLM turns into blocks: whole blocks without their padding."""
+        if not self.cache_config.kv_cache_memory_bytes:  # vLLM measures then, and captures graphs to do so
+            self._end_pinning()
         arena_bytes = int(super().determine_available_memory())
         tiers = self._elastic_tiers()
         num_blocks = arena_bytes // tiers.block_bytes
@@ -130,6 +131,7 @@ class ElasticWorkerMixin(_StockWorker):
     @refusal.recorded()
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the arena, lay the KV cache over it and place the experts."""
+        self._end_pinning()
         tiers = self._elastic_tiers()
         super().initialize_from_config(packed(kv_cache_config, tiers))
         geometry = self._elastic_geometry(tiers, kv_cache_config.num_blocks)
@@ -178,6 +180,16 @@ class ElasticWorkerMixin(_StockWorker):
             self._lease = None
 
     # Inside
+
+    def _end_pinning(self) -> None:
+        """Wait for the host pool's pinning, if it is under way; raises ConfigError if it failed and must not."""
+        if self._pinning is None:
+            return
+        started_s = time.perf_counter()
+        (error, self.pin_s), self._pinning = self._pinning.wait(), None
+        _check_pinned(self.experts.pool, error, fetch_kind(self.elastic_config))
+        waited_s = time.perf_counter() - started_s
+        logger.info("%.1f s to pin the host pool, %.1f of them waited for", self.pin_s, waited_s)
 
     def _with_counts(self, output: Any) -> Any:
         """Return the output with the counts on it; None, which says that sampling is still to come, leaves them."""

@@ -37,7 +37,7 @@ class _Worker(ElasticWorkerMixin, _Stock):
         self.vllm_config = SimpleNamespace(additional_config={"elasticmoe": {"fetch": fetch}})
         self.experts = SimpleNamespace(pool=SimpleNamespace(layout=SimpleNamespace(pool_bytes=2**20)))  # type: ignore[assignment]
         self._error = error
-        self._pinning = self  # type: ignore[assignment]
+        self._pinning = self
 
     def wait(self) -> Pinned:
         self.calls.append("pinned")

@@ -1,7 +1,8 @@
 """The page table and the adjuster against a naive model, and against a worker that knows only what it is sent.
 
 A run is what a scheduler does: requests grow (evicting where blocks are short) and end, a step is adjusted and shipped,
-the worker applies it and runs a forward that writes every block in use and every slot.
+the worker applies it and runs a forward that writes every block in use and every slot. What steps may last is kept
+beside, from what they were expected to take and what they were measured to.
 """
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from elasticmoe.runtime.adjuster.adjuster import IDLE, Adjuster, Demand, start_table
+from elasticmoe.runtime.adjuster.prompt_budget import DEPTH, MOST_OWED, SHARE
 from elasticmoe.runtime.adjuster.sample import StepSample
 from elasticmoe.runtime.contract.config import AdjusterConfig, PolicyName, RuntimeConfig
 from elasticmoe.runtime.expert_load import ExpertLoad
@@ -24,10 +26,12 @@ from tests.fakes.mirror_worker import MirrorWorker
 from tests.fakes.tier_shapes import TIER_SHAPES
 
 PATIENT_STEPS = 100_000
-POLICY_NAMES: tuple[PolicyName, ...] = ("threshold", "threshold", "fixed", "goodput")
+POLICY_NAMES: tuple[PolicyName, ...] = ("threshold", "fixed", "goodput", "goodput")
 MOST_EXPERT_BYTES = 3 * max(tiers.expert_bytes for tiers in TIER_SHAPES)
 HALF_LIFE_TOKENS = 100
 TOP_K = 2
+STEP_S, TOKEN_S = 0.01, 0.0005
+"""What a busy engine's step takes, and each of its tokens: a prompt of 400 takes two TPOTs."""
 
 
 def smallest_arena(tiers: Tiers, num_layers: int, num_experts: int, depth: int, request_blocks: int) -> int:
@@ -40,6 +44,16 @@ def make_config(policy: PolicyName, swaps_per_step: int, swap_margin: float) -> 
     """Return the configuration of a policy that may swap so many experts a step, of the largest pages tried here."""
     adjuster = AdjusterConfig(bytes_per_step=swaps_per_step * MOST_EXPERT_BYTES, swap_margin=swap_margin)
     return RuntimeConfig(policy=policy, adjuster=adjuster)
+
+
+def make_demand(running: int, waiting: int, answers: int, prompt_tokens: int) -> Demand:
+    """Return a load of so many requests, and of a step with so many answers' next tokens and tokens of prompts."""
+    return Demand(waiting, running, waiting, answers + prompt_tokens, prompt_tokens)
+
+
+DEMANDS = st.builds(
+    make_demand, st.integers(0, 3), st.integers(0, 20), st.integers(0, 6), st.sampled_from((0, 0, 16, 400))
+)
 
 
 class AdjusterMachine(RuleBasedStateMachine):
@@ -73,6 +87,8 @@ class AdjusterMachine(RuleBasedStateMachine):
         self.table = self.adjuster.table
         self.pool = self.table.pool
         self.has_begun = False
+        self.foreseen: list[bool] = []
+        """Of each step that no sample covers yet, the oldest first: whether it is owed and was foreseen."""
         self.written: set[BlockId] = set()
         self.worker = self.start_worker()
         self.check_worker()
@@ -92,22 +108,22 @@ class AdjusterMachine(RuleBasedStateMachine):
     @rule(
         num=st.integers(1, 12),
         near=st.integers(0, 200) | st.none(),
-        running=st.integers(0, 3),
+        demand=DEMANDS,
         lost_tokens=st.sampled_from((0, 100)),
     )
-    def grow(self, num: int, near: int | None, running: int, lost_tokens: int) -> None:
+    def grow(self, num: int, near: int | None, demand: Demand, lost_tokens: int) -> None:
         """A request takes blocks; short of them, experts are evicted, or nothing changes and it goes without."""
         self.begin()
-        if num > len(self.port.free) and not self.rescue(num - len(self.port.free), running, lost_tokens):
+        if num > len(self.port.free) and not self.rescue(num - len(self.port.free), demand, lost_tokens):
             return
         self.take(num, None if near is None else self.tiers.huge_of_block(BlockId(near % self.geometry.num_blocks)))
 
-    @rule(left=st.integers(0, 6), num=st.integers(1, 8), running=st.integers(0, 3))
-    def press(self, left: int, num: int, running: int) -> None:
+    @rule(left=st.integers(0, 6), num=st.integers(1, 8), demand=DEMANDS)
+    def press(self, left: int, num: int, demand: Demand) -> None:
         """Requests take all blocks but a few, and one more wants more than that."""
         self.begin()
         self.take(max(0, len(self.port.free) - left), None)
-        if num > len(self.port.free) and self.rescue(num - len(self.port.free), running, 0):
+        if num > len(self.port.free) and self.rescue(num - len(self.port.free), demand, 0):
             self.take(num, None)
 
     def take(self, num: int, near: HugeId | None) -> None:
@@ -165,32 +181,58 @@ class AdjusterMachine(RuleBasedStateMachine):
     )
     def measure(self, steps: int, times: tuple[float, float], missed: int, new: int) -> None:
         """The engine measures steps, whose clocks may say anything."""
+        exposed_s, compute_s = times if steps else (0.0, 0.0)
         sample = StepSample(
             num_steps=steps,
-            duration_s=sum(times),
+            duration_s=exposed_s + compute_s,
             num_tokens=3 * steps * new,
             num_requests=steps * new,
             num_prompt_steps=steps // 2,
             num_prompt_tokens=steps // 2 * new,
             num_new_tokens=new,
             num_missed=missed,
-            exposed_s=times[0],
+            exposed_s=exposed_s,
             copied_bytes=missed * self.adjuster.expert_bytes,
             copy_s=times[0],
             num_preempted=0,
         )
+        self.learn(sample)
+
+    def measure_step(self, demand: Demand, waited_s: float) -> None:
+        """A clock measures the step, by its tokens and what it waited, and an expert's copy on a fast bus."""
+        sample = StepSample(
+            num_steps=1,
+            duration_s=STEP_S + TOKEN_S * demand.num_tokens + waited_s,
+            num_tokens=demand.num_tokens,
+            num_requests=demand.num_running,
+            num_prompt_steps=int(demand.prompt_tokens > 0),
+            num_prompt_tokens=demand.prompt_tokens,
+            num_new_tokens=demand.num_running,
+            num_missed=0,
+            exposed_s=waited_s,
+            copied_bytes=self.adjuster.expert_bytes,
+            copy_s=1e-6,
+            num_preempted=0,
+        )
+        self.learn(sample)
+
+    def learn(self, sample: StepSample) -> None:
+        """Learn a sample; where something wasn't expected of all its steps, what they took costs nothing."""
+        covered, self.foreseen = self.foreseen[: sample.num_steps], self.foreseen[sample.num_steps :]
+        held_s = self.adjuster.budget.held_s
         self.adjuster.learn(sample)
+        assert self.adjuster.budget.held_s == held_s or (len(covered) == sample.num_steps and all(covered))
 
     # Steps
 
-    @rule(waiting=st.integers(0, 20), running=st.integers(0, 1))
-    def adjust_twice(self, waiting: int, running: int) -> None:
+    @rule(demand=DEMANDS)
+    def adjust_twice(self, demand: Demand) -> None:
         """An adjustment that no step follows is odd but harmless: its loads are under way when requests grow."""
-        self.adjust(Demand(waiting, running, waiting))
+        self.adjust(demand)
 
-    @rule(seed=st.integers(0, 10_000), num_steps=st.integers(1, 6))
+    @rule(seed=st.integers(0, 10_000), num_steps=st.integers(1, 12))
     def serve(self, seed: int, num_steps: int) -> None:
-        """A busy engine takes steps: requests end, tokens are routed, and others want more blocks than there are."""
+        """A busy engine takes steps and times them: requests end, others want more blocks than there are."""
         random = np.random.default_rng(seed)
         for _ in range(num_steps):
             for block in sorted(self.port.used):
@@ -198,14 +240,18 @@ class AdjusterMachine(RuleBasedStateMachine):
                     self.pool.free_block(block, is_cached=False)
                     self.port.let_go(block, is_cached=False)
             self.draw(random, tokens=50)
-            self.press(int(random.integers(0, 24)), int(random.integers(1, 26)), int(random.integers(0, 4)))
-            self.adjust(Demand(0, 1, 0))
+            running, prompt_tokens = int(random.integers(0, 4)), int(random.choice([0, 16, 400]))
+            demand = make_demand(running, 2, running, prompt_tokens)
+            self.press(int(random.integers(0, 24)), int(random.integers(1, 26)), demand)
+            self.adjust(demand)
             self.ship()
+            if demand.num_tokens:
+                self.measure_step(demand, float(random.choice([0.0, 0.2, 2.0], p=[0.6, 0.35, 0.05])))
 
-    @rule(waiting=st.integers(0, 20), running=st.integers(0, 1))
-    def step(self, waiting: int, running: int) -> None:
+    @rule(demand=DEMANDS)
+    def step(self, demand: Demand) -> None:
         """A step begins, is adjusted, shipped and run."""
-        self.adjust(Demand(waiting, running, waiting))
+        self.adjust(demand)
         self.ship()
 
     @rule()
@@ -231,8 +277,11 @@ class AdjusterMachine(RuleBasedStateMachine):
         """Adjust; an expert leaves only a layer that stays within the limit, or for one that is on its way."""
         self.begin()
         before, swapped = self.resident_or_coming(), self.adjuster.counts.swapped
+        held_s = self.adjuster.budget.held_s
         self.adjuster.adjust(demand)
         self.check_limit(before)
+        if self.config.policy == "goodput" and demand.num_tokens:
+            self.check_spent(demand, held_s)
         budget = self.config.adjuster.bytes_per_step // self.adjuster.expert_bytes
         assert self.adjuster.counts.swapped - swapped <= budget
 
@@ -244,19 +293,43 @@ class AdjusterMachine(RuleBasedStateMachine):
         self.check_worker()
         self.has_begun = False
 
-    def rescue(self, short: int, running: int, lost_tokens: int) -> bool:
+    def check_spent(self, demand: Demand, held_s: float) -> None:
+        """Raise AssertionError unless a step paid in its share at most if it is owed, and else left the budget full."""
+        budget, fit = self.adjuster.budget, self.adjuster.model.fit
+        is_owed = demand.num_tokens > demand.prompt_tokens
+        self.foreseen.append(is_owed and fit.is_ready)
+        if not is_owed:
+            assert budget.held_s == DEPTH * budget.tpot_s
+        elif not fit.is_ready:
+            assert budget.held_s == held_s
+        else:
+            assert budget.held_s <= held_s + SHARE * budget.tpot_s + 1e-9
+
+    def may_start(self, demand: Demand) -> bool:
+        """Return whether a step with the prompt of the request that asks leaves those that run in time."""
+        held_s, tpot_s = self.adjuster.budget.held_s, self.adjuster.budget.tpot_s
+        is_owed = demand.num_tokens > demand.prompt_tokens
+        if demand.num_running == 0 or not is_owed or held_s == DEPTH * tpot_s:
+            return True
+        tokens = float(demand.num_running + demand.prompt_tokens)
+        return bool(self.adjuster.model.fit.compute_s(tokens) <= (held_s + tpot_s) * (1 + 1e-9))
+
+    def rescue(self, short: int, demand: Demand, lost_tokens: int) -> bool:
         """Evict for KV: so many more blocks are free and no prefix was lost, or nothing changed and nothing could."""
         before = (self.state_of_all(), self.resident_or_coming(), len(self.port.free))
         could = self.most_blocks_to_rescue() >= short
+        evicted = self.adjuster.counts.evicted
         self.port.forget()
-        is_rescued = self.adjuster.rescue(short, Demand(3, running, 2), lost_tokens)
+        is_rescued = self.adjuster.rescue(short, demand, lost_tokens)
         assert not self.port.lost, "an eviction for KV cost KV a prefix"
         self.check_limit(before[1])
+        if self.config.policy == "goodput" and not lost_tokens and self.adjuster.counts.evicted > evicted:
+            assert self.may_start(demand), "experts left for a prompt that makes who runs late"
         if is_rescued:
             assert len(self.port.free) >= before[2] + short
         else:
             assert self.state_of_all() == before[0]
-            is_only = running <= bool(lost_tokens)
+            is_only = demand.num_running <= bool(lost_tokens)
             may_refuse = self.config.policy == "fixed" or (self.config.policy == "goodput" and not is_only)
             assert may_refuse or not could
         return is_rescued
@@ -339,6 +412,13 @@ class AdjusterMachine(RuleBasedStateMachine):
         assert min(by_owner.values()) >= 0
         assert by_owner["kv"] == (1 + len(self.port.used)) * self.tiers.block_bytes
         assert self.pool.num_free_blocks == len(self.port.free)
+
+    @invariant()
+    def what_steps_may_last_is_bounded(self) -> None:
+        """As much as was promised, above and below; only `goodput` promises anything."""
+        budget = self.adjuster.budget
+        assert -MOST_OWED * budget.tpot_s <= budget.held_s <= DEPTH * budget.tpot_s
+        assert self.config.policy == "goodput" or budget.held_s == DEPTH * budget.tpot_s
 
     @invariant()
     def one_request_fits(self) -> None:

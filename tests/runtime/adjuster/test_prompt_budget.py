@@ -28,6 +28,39 @@ def test_steps_within_their_share_leave_it_full() -> None:
     assert budget.held_s == DEPTH * TPOT_S
 
 
+def test_each_step_pays_in_six_tenths_of_a_tpot() -> None:
+    """One that lasts as long leaves what is held, one that takes no time adds all of it; so promised, so paid in."""
+    for tpot_s in (0.1, 0.4):
+        budget = PromptBudget(tpot_s)
+        spend(budget, 2 * tpot_s)
+        held_s = budget.held_s
+        spend(budget, 0.6 * tpot_s)
+        assert budget.held_s == pytest.approx(held_s)
+        spend(budget, 0.0)
+        assert budget.held_s == pytest.approx(held_s + 0.6 * tpot_s)
+
+
+def test_three_tpots_are_held() -> None:
+    """A step of as many and its share empties a full budget: the next may take one; five of no time fill it again."""
+    budget = PromptBudget(TPOT_S)
+    spend(budget, 3.6 * TPOT_S)
+    assert budget.step_s(is_owed=True) == pytest.approx(TPOT_S)
+    spend(budget, *[0.0] * 4)
+    assert budget.step_s(is_owed=True) == pytest.approx(3.4 * TPOT_S)
+    spend(budget, 0.0, 0.0)
+    assert budget.step_s(is_owed=True) == math.inf
+
+
+def test_an_answer_of_ten_tokens_bears_what_is_held_beside_what_is_paid_in() -> None:
+    """Its mean TPOT is within what was promised though prompts take all that they may; more of either would be late."""
+    budget, lasted_s = PromptBudget(TPOT_S), 0.0
+    for _ in range(10):
+        step_s = min(budget.step_s(is_owed=True), DEPTH * TPOT_S)
+        lasted_s += step_s
+        spend(budget, step_s)
+    assert 0.9 * TPOT_S <= lasted_s / 10 <= TPOT_S
+
+
 @pytest.mark.parametrize("tokens", [3, 10, 100])
 def test_an_answer_keeps_its_tpot_beside_steps_as_long_as_they_may_be(tokens: int) -> None:
     """They last their share on average, after what a full budget gave; no less, or prompts would wait for nothing."""

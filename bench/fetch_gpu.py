@@ -24,11 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from bench.fetch import copies
-from bench.fetch.forward import Case, Launch, syncs_per_call, time_case
+from bench.fetch.forward import NUM_LAYERS, Case, Launch, syncs_per_call, time_case
 from bench.fetch.idle import idle_us
-from bench.fetch.setup import make_experts
+from bench.fetch.setup import MAX_REQUESTS, make_experts
 from bench.kernel_gpu import meta
-from bench.serving.arguments import amount, new_file
+from bench.serving.arguments import amount, counts, new_file
+from bench.serving.errors import BenchError
+from bench.serving.files import end_in_a_sentence
 from elasticmoe.kernels.fetch import Tuning
 from elasticmoe.runtime.cli.staging import write_whole
 
@@ -47,22 +49,24 @@ LAUNCHES = [
 without precedence."""
 
 
-def main() -> None:
-    """Run what the command line says; what has been measured is written after each step."""
+def main() -> int:
+    """Run what the command line says, and write what was measured after each step; 0 once that is all."""
     args = parser().parse_args()
     result: dict[str, Any] = {"meta": meta()}
     for _ in measure(args, result):
         write_whole(args.out, json.dumps(result))
+    return 0
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--out", type=new_file, default=OUT)
-    made.add_argument("--batches", type=_numbers, default=[32, 64, 128, 256, 1])
-    made.add_argument("--ahead", type=_numbers, default=[0, 1, 2], help="layers that fetches start ahead")
-    made.add_argument("--offloaded", type=_numbers, default=[4, 10], help="experts of each layer, where skewed")
-    made.add_argument("--flat-offloaded", type=_numbers, default=[2], help="and where flat")
+    made.add_argument("--batches", type=counts(1, MAX_REQUESTS), default=[32, 64, 128, 256, 1])
+    layers, experts = counts(0, NUM_LAYERS - 1), counts(0, NUM_SLOTS)
+    made.add_argument("--ahead", type=layers, default=[0, 1, 2], help="layers that fetches start ahead")
+    made.add_argument("--offloaded", type=experts, default=[4, 10], help="experts of each layer, where skewed")
+    made.add_argument("--flat-offloaded", type=experts, default=[2], help="and where flat")
     made.add_argument("--sweep", action="store_true", help="time every launch of the kernel alone")
     made.add_argument("--variants", action="store_true", help="time other copies")
     made.add_argument("--seconds", type=amount, default=115, help="begin no other step after this")
@@ -72,9 +76,8 @@ def parser() -> argparse.ArgumentParser:
 def measure(args: argparse.Namespace, result: dict[str, Any]) -> Iterator[None]:
     """Add the copies' figures, then each case's rows."""
     begun = time.monotonic()
-    assert syncs_per_call(lambda: torch.ones(1, device="cuda").item()) >= 1, (
-        "the profiler sees no sync where there is one"
-    )
+    if syncs_per_call(lambda: torch.ones(1, device="cuda").item()) < 1:
+        raise BenchError("want a profiler that counts syncs, torch's sees none where there is one; let CUPTI be free")
     experts = make_experts(NUM_SLOTS, max(args.ahead) + 1)
     result["engine_gb_s"] = copies.engine_gb_s(experts)
     result["engine_by_matrix_gb_s"] = copies.expert_copies_gb_s(experts, NUM_SLOTS)
@@ -138,9 +141,5 @@ def _printed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(end_in_a_sentence(main))

@@ -19,28 +19,47 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.kernel.shapes import SHAPES
-from bench.serving.arguments import count, new_file
+from bench.serving.arguments import count, counts, new_file
+from bench.serving.errors import BadScenario, BenchError
+from bench.serving.files import end_in_a_sentence, parse_object, read_text
 from bench.serving.meta import collect_meta, find_versions
+from elasticmoe.kernels.config import Config, parse_config
 from elasticmoe.runtime.cli.staging import write_whole
 
 SIZES = tuple(2**power for power in range(14))
+MOST_TOKENS = 2**17
+"""Of a batch: more than any engine computes in a step."""
 
 
-def main() -> None:
-    """Run what the command line says."""
+def main() -> int:
+    """Run what the command line says; 0 if the result was written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("tune", "run"))
     parser.add_argument("shapes", nargs="+", choices=SHAPES)
     parser.add_argument("--out", type=new_file, required=True)
-    parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=list(SIZES))
+    parser.add_argument("--sizes", type=counts(1, MOST_TOKENS), default=list(SIZES))
     parser.add_argument("--repeats", type=count, default=15)
     parser.add_argument("--workers", type=count, default=14)
     parser.add_argument("--configs", type=Path, help="a tune's result instead of the committed configs")
     args = parser.parse_args()
+    args.tuned = read_tuned(args.configs, args.shapes) if args.configs else {}
     result: dict[str, Any] = {"meta": meta()}
     run = tune_shapes if args.command == "tune" else run_shapes
     for _ in run(args, result):
         write_whole(args.out, json.dumps(result))
+    return 0
+
+
+def read_tuned(path: Path, shapes: list[str]) -> dict[str, dict[int, Config]]:
+    """The configs of each shape by tokens, as a tune has written them; BadScenario if the file has none of one."""
+    result = parse_object(read_text(path), str(path))
+    try:
+        configs = {name: result[name]["configs"].items() for name in shapes}
+        return {name: {int(tokens): parse_config(entry) for tokens, entry in configs[name]} for name in shapes}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        wanted = f"want a tune's configs of {', '.join(shapes)}"
+        message = f"{path}: {wanted}, they can't be read ({error!r}); tune them, or leave out --configs"
+        raise BadScenario(message) from error
 
 
 def tune_shapes(args: argparse.Namespace, result: dict[str, Any]) -> Iterator[None]:
@@ -62,21 +81,20 @@ def run_shapes(args: argparse.Namespace, result: dict[str, Any]) -> Iterator[Non
     from vllm.config import VllmConfig, set_current_vllm_config
 
     from bench.kernel.compare import compare, warm_up
-    from elasticmoe.kernels.config import parse_config
 
-    tuned = json.loads(args.configs.read_text(encoding="utf-8")) if args.configs else {}
     warm_up([SHAPES[name] for name in args.shapes], args.sizes)
     for name in args.shapes:
-        configs = {int(tokens): parse_config(entry) for tokens, entry in tuned.get(name, {}).get("configs", {}).items()}
         with set_current_vllm_config(VllmConfig()):
-            result.setdefault("rows", []).extend(compare(SHAPES[name], args.sizes, args.repeats, configs))
+            result.setdefault("rows", []).extend(compare(SHAPES[name], args.sizes, args.repeats, args.tuned.get(name)))
         yield
 
 
 def meta() -> dict[str, Any]:
-    """Versions, hardware and commit; the commit comes by environment where the tree is a bare copy."""
+    """Versions, hardware and commit, which comes by environment where the tree is a bare copy; BenchError if no GPU."""
     import torch
 
+    if not torch.cuda.is_available():
+        raise BenchError("want an NVIDIA GPU, torch finds none; run it on a machine that has one")
     found = dataclasses.asdict(collect_meta())
     found["commit"] = os.environ.get("ELASTICMOE_COMMIT", found["commit"])
     found["packages"] |= find_versions(("triton",))
@@ -84,4 +102,4 @@ def meta() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(end_in_a_sentence(main))

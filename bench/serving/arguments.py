@@ -1,6 +1,7 @@
 """What argparse takes for a bench's counts, amounts and the file of its result; the rest it refuses by flag."""
 
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -9,6 +10,18 @@ def count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text[:10]) <= 10**9 or len(text) > 10:
         raise ArgumentTypeError(f"want a whole number above 0, it is {text}")
     return int(text)
+
+
+def counts(least: int, most: int) -> Callable[[str], list[int]]:
+    """Return what takes whole numbers from `least` to `most`, with commas between them."""
+
+    def take(text: str) -> list[int]:
+        words = text.split(",")
+        if not all(word.isdecimal() and len(word) <= 10 and least <= int(word) <= most for word in words):
+            raise ArgumentTypeError(f"want whole numbers from {least} to {most}, such as {least},{most}; it is {text}")
+        return [int(word) for word in words]
+
+    return take
 
 
 def amount(text: str) -> float:

@@ -1,6 +1,7 @@
 """What a bench's command line says of files that it can't use, and what becomes of those that are there."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,11 @@ ROW: dict[str, Any] = {
     "has_logprobs": False, "system": "ours", "repeat": 0, "tok_s": 10.0,
 }  # fmt: skip
 
+KERNEL = ["-m", "bench.kernel_gpu", "run", "qwen3-30b", "--out", "X"]
 
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
+def _run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,14 @@ def test_a_simulation_that_would_lose_something_is_refused(words: list[str], mes
         (["bench/burst_cpu.py", "--out", "README.md/x"], "argument --out: want a file to write"),
         (["bench/burst_cpu.py", "--model", "gone"], "gone/config.json: want a text file, it can't be read"),
         (["bench/demo.py", "--requests", "1.5"], "argument --requests: want a whole number above 0, it is 1.5"),
+        (["-m", "bench.kernel_gpu", "run", "gone", "--out", "X"], "argument shapes: invalid choice: 'gone'"),
+        ([*KERNEL, "--sizes", "1,x"], "argument --sizes: want whole numbers from 1 to 131072, such as 1,131072"),
+        ([*KERNEL, "--sizes", "0"], "argument --sizes: want whole numbers from 1 to"),
+        ([*KERNEL, "--configs", "gone"], "The bench failed: gone: want a text file, it can't be read"),
+        ([*KERNEL, "--configs", "README.md"], "The bench failed: README.md: want a JSON object, it can't be read"),
+        ([*KERNEL, "--configs", "bench/models/qwen3-30b-a3b.json"], "want a tune's configs of qwen3-30b, they can't"),
+        (["-m", "bench.fetch_gpu", "--batches", "257"], "argument --batches: want whole numbers from 1 to 256"),
+        (["-m", "bench.fetch_gpu", "--offloaded", "4,"], "argument --offloaded: want whole numbers from 0 to 64"),
         (["-m", "bench.simulation.plots", "--out", "x"], "unrecognized arguments: --out x"),
     ],
 )
@@ -152,3 +163,12 @@ def test_what_no_bench_can_measure_is_refused_at_once(words: list[str], message:
     done = _run(*words)
     assert done.returncode != 0
     assert message in (done.stderr or done.stdout).splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", [KERNEL, ["-m", "bench.fetch_gpu", "--out", "X"]])
+def test_a_bench_that_needs_a_gpu_says_so(tmp_path: Path, words: list[str]) -> None:
+    """One sentence, status 1, and nothing is written: CUDA shows none to this process."""
+    out = tmp_path / "result.json"
+    done = _run(*words[:-1], str(out), env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+    assert (done.returncode, out.exists()) == (1, False)
+    assert done.stderr == "The bench failed: want an NVIDIA GPU, torch finds none; run it on a machine that has one\n"

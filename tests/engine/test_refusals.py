@@ -112,9 +112,24 @@ def test_an_arena_too_small_is_refused_with_the_numbers(tiny: Path) -> None:
     assert arena_bytes(tiny, 16, 0) > 2000000
 
 
+@pytest.mark.parametrize("words", [["--port", "0", "M"], ["--enforce-eager", "M", "-tp", "2"], ["--config", "C"]])
+def test_the_model_is_judged_wherever_vllm_finds_it(tmp_path: Path, words: list[str]) -> None:
+    """After a flag with a value or without one, or in a file: what vLLM's own parser takes for it."""
+    gone, file = str(tmp_path / "gone"), tmp_path / "config.yaml"
+    file.write_text(f"model: {gone}\nport: 0\n")
+    refused = _run([{"M": gone, "C": str(file)}.get(word, word) for word in words])
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].startswith(f"elasticmoe: model '{gone}': want the folder of a checkpoint")
+    assert "Traceback" not in refused.stderr
+
+
 def _serve(model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     common = ("--dtype", "float32", "--block-size", "16", "--max-model-len", "256", "--port", "0")
-    command = [sys.executable, "-m", "elasticmoe.runtime.cli.main", "serve", str(model), *common, *flags]
+    return _run([str(model), *common, *flags])
+
+
+def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "elasticmoe.runtime.cli.main", "serve", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 

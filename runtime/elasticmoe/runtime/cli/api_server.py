@@ -3,10 +3,12 @@
 import functools
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
+from elasticmoe.runtime.cli.model_argument import refuse_model
 from elasticmoe.runtime.cli.refuse import refuse
 from elasticmoe.runtime.cli.supervise import begin_supervised, tell_serving
 from elasticmoe.runtime.contract.names import ENV_REFUSAL_FILE
@@ -38,9 +40,23 @@ def _serve(words: Sequence[str]) -> None:
     sys.argv = ["vllm", "serve", *words]
     from vllm.entrypoints.cli.main import main as vllm_main
 
+    _judge_the_model(words)
     _bound_the_end()
     _say_when_it_serves()
     vllm_main()
+
+
+def _judge_the_model(words: Sequence[str]) -> None:
+    """Have the model judged that vLLM's own parser finds: it alone knows which words before it are a flag's value."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+
+    validate = ServeSubcommand.validate
+
+    def judge_and_validate(self: ServeSubcommand, args: Namespace) -> None:
+        refuse_model(args.model if args.model_tag is None else args.model_tag, words)
+        validate(self, args)
+
+    ServeSubcommand.validate = judge_and_validate
 
 
 def _bound_the_end() -> None:

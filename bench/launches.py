@@ -125,10 +125,11 @@ def measure_layer(gpu: NoGpu, tokens: int, num_calls: int, turns: int) -> dict[s
     return {"tokens": tokens, "launches": each, **medians, **{f"{name}_runs": us for name, us in runs.items()}}
 
 
-def measure_sizes(num_calls: int) -> dict[str, float]:
-    """Microseconds of rounding a quotient up."""
+def measure_sizes(num_calls: int, turns: int) -> dict[str, float]:
+    """Microseconds of rounding a quotient up; medians of turns."""
     calls = {"ceil_div_us": lambda: ceil_div(1000, 16), "triton_cdiv_us": lambda: triton.cdiv(1000, 16)}
-    return {name: round(us_of(call, 20 * num_calls), 3) for name, call in calls.items()}
+    runs = {name: [us_of(call, num_calls) for _ in range(turns)] for name, call in calls.items()}
+    return {name: round(statistics.median(us), 3) for name, us in runs.items()}
 
 
 def main() -> int:
@@ -147,7 +148,7 @@ def main() -> int:
         rows.append(measure_layer(gpu, tokens, args.calls, args.turns))
         ours, theirs, launches = (rows[-1][name] for name in ("ours_us", "triton_us", "launches"))
         say(f"{tokens} tokens, {launches:.0f} launches: ours {ours:.1f} µs of the host, Triton's {theirs:.1f}")
-    result = {"meta": meta, "rows": rows, "sizes": measure_sizes(args.calls)}
+    result = {"meta": meta, "rows": rows, "sizes": measure_sizes(args.calls, args.turns)}
     write_whole(args.out, json.dumps(result, indent=1) + "\n")
     return 0
 

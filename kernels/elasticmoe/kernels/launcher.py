@@ -54,7 +54,7 @@ class Launcher:
 
 
 def ceil_div(number: int, by: int) -> int:
-    """Return the quotient rounded up; `triton.cdiv` takes the host 3 µs (bench/launches.py)."""
+    """Return the quotient rounded up; `triton.cdiv` takes the host 2 µs (bench/launches.py)."""
     return -(-number // by)
 
 

@@ -21,5 +21,5 @@ def test_both_ways_launch_a_layer(tmp_path: Path) -> None:
     assert [(row["tokens"], row["launches"]) for row in result["rows"]] == [(64, 6), (8192, 7)]
     for row in result["rows"]:
         for name in ("ours", "triton"):
-            assert row[f"{name}_us"] == sorted(row[f"{name}_runs"])[1] > 0
+            assert 0 < row[f"{name}_us"] <= row[f"{name}_median_us"]
     assert "triton" in result["meta"]["packages"]

@@ -10,7 +10,8 @@ from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from elasticmoe.kernels.launcher import Launcher, ceil_div, next_power_of_2
-from elasticmoe.kernels.paged_moe import _store, gate_up_kernel
+from elasticmoe.kernels.paged_moe import gate_up_kernel
+from elasticmoe.kernels.tiles import store_tile
 from tests.fakes.triton_driver import STREAM, FakeDriver
 
 HIDDEN = torch.zeros((4, 16), dtype=torch.bfloat16)
@@ -94,9 +95,9 @@ def test_a_profiler_hears_of_every_launch(_driver: FakeDriver, monkeypatch: pyte
 
 def test_a_kernel_with_a_constant_before_an_argument_is_refused() -> None:
     """What follows the arguments is taken for constants."""
-    kernel = triton.JITFunction(_store.fn)
+    kernel = triton.JITFunction(store_tile.fn)
     kernel.params = [*kernel.params[-1:], *kernel.params[:-1]]
-    with pytest.raises(AssertionError, match="_store: a constant before an argument"):
+    with pytest.raises(AssertionError, match="store_tile: a constant before an argument"):
         Launcher(kernel)
 
 

@@ -7,7 +7,7 @@ one pair's matrices past one token with plain multiply-adds; the second kernel s
 import triton
 import triton.language as tl
 
-from elasticmoe.kernels.paged_moe import W1, W2, W3
+from elasticmoe.kernels.tiles import W1, W2, W3
 
 
 @triton.jit

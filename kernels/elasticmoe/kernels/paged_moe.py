@@ -15,9 +15,7 @@ own, so that it takes no more shared memory.
 import triton
 import triton.language as tl
 
-W1 = tl.constexpr(0)
-W3 = tl.constexpr(1)
-W2 = tl.constexpr(2)
+from elasticmoe.kernels.tiles import W1, W2, W3, dot, is_due, load_rows, load_weights, place, span, store_tile, zeros
 
 
 @triton.jit(do_not_specialize=["pairs", "blocks"])
@@ -51,9 +49,9 @@ def gate_up_kernel(
         tl.extra.cuda.gdc_wait()
     strips = tl.cdiv(ROWS, BLOCK_N)
     if PART == "late":
-        before, count = _span(num_blocks_ptr, PART)
+        before, count = span(num_blocks_ptr, PART)
         for tile in tl.range(tl.program_id(0), count * strips, tl.num_programs(0), num_stages=1):
-            block, strip = _place(tile, count, strips, GROUP_M)
+            block, strip = place(tile, count, strips, GROUP_M)
             block += before
             w1 = tl.load(block_pages_ptr + block * 3 + W1)
             w3 = tl.load(block_pages_ptr + block * 3 + W3)
@@ -62,10 +60,10 @@ def gate_up_kernel(
                 pairs, page, TOP_K, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, HALVINGS, TMA, SWAP,
             )  # fmt: skip
     else:
-        block, strip = _place(tl.program_id(0), blocks, strips, GROUP_M)
+        block, strip = place(tl.program_id(0), blocks, strips, GROUP_M)
         w1 = tl.load(block_pages_ptr + block * 3 + W1)
         w3 = tl.load(block_pages_ptr + block * 3 + W3)
-        if _is_due(block, w1, num_blocks_ptr, PART):
+        if is_due(block, w1, num_blocks_ptr, PART):
             _gate_up_tile(
                 block * BLOCK_M, strip * BLOCK_N, w1, w3, hidden_ptr, pages_ptr, pages_desc, act_ptr, sorted_ptr,
                 pairs, page, TOP_K, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, HALVINGS, TMA, SWAP,
@@ -110,16 +108,16 @@ def _gate_up(
     x = hidden_ptr + (pair // TOP_K).to(tl.int64) * COLS
     gate_ptr = pages_ptr + w1.to(tl.int64) * page
     up_ptr = pages_ptr + w3.to(tl.int64) * page
-    gate = _zeros(HEIGHT, BLOCK_N, SWAP)
-    up = _zeros(HEIGHT, BLOCK_N, SWAP)
+    gate = zeros(HEIGHT, BLOCK_N, SWAP)
+    up = zeros(HEIGHT, BLOCK_N, SWAP)
     for k in range(0, COLS, BLOCK_K):
-        a = _rows(x, is_pair, k, col, COLS, BLOCK_K)
-        b = _weights(gate_ptr, pages_desc, w1, start, row, k, col, ROWS, COLS, BLOCK_N, BLOCK_K, TMA)
-        c = _weights(up_ptr, pages_desc, w3, start, row, k, col, ROWS, COLS, BLOCK_N, BLOCK_K, TMA)
-        gate = _dot(a, b, gate, SWAP)
-        up = _dot(a, c, up, SWAP)
+        a = load_rows(x, is_pair, k, col, COLS, BLOCK_K)
+        b = load_weights(gate_ptr, pages_desc, w1, start, row, k, col, ROWS, COLS, BLOCK_N, BLOCK_K, TMA)
+        c = load_weights(up_ptr, pages_desc, w3, start, row, k, col, ROWS, COLS, BLOCK_N, BLOCK_K, TMA)
+        gate = dot(a, b, gate, SWAP)
+        up = dot(a, c, up, SWAP)
     act = (gate / (1 + tl.exp(-gate)) * up).to(act_ptr.dtype.element_ty)
-    _store(act_ptr, act, slot, is_pair, row, ROWS, BLOCK_N, SWAP)
+    store_tile(act_ptr, act, slot, is_pair, row, ROWS, BLOCK_N, SWAP)
 
 
 @triton.jit(do_not_specialize=["pairs", "blocks"])
@@ -154,12 +152,12 @@ def down_kernel(
         tl.extra.cuda.gdc_wait()
     strips = tl.cdiv(ROWS, BLOCK_N)
     if PERSISTENT or PART == "late":
-        before, count = _span(num_blocks_ptr, PART)
+        before, count = span(num_blocks_ptr, PART)
         stages: tl.constexpr = None if PERSISTENT else 1
         for tile in tl.range(
             tl.program_id(0), count * strips, tl.num_programs(0), num_stages=stages, flatten=PERSISTENT
         ):
-            block, strip = _place(tile, count, strips, GROUP_M)
+            block, strip = place(tile, count, strips, GROUP_M)
             block += before
             w2 = tl.load(block_pages_ptr + block * 3 + W2)
             if PERSISTENT:
@@ -173,9 +171,9 @@ def down_kernel(
                     sorted_ptr, pairs, page, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, HALVINGS, TMA, SWAP,
                 )  # fmt: skip
     else:
-        block, strip = _place(tl.program_id(0), blocks, strips, GROUP_M)
+        block, strip = place(tl.program_id(0), blocks, strips, GROUP_M)
         w2 = tl.load(block_pages_ptr + block * 3 + W2)
-        if _is_due(block, w2, num_blocks_ptr, PART):
+        if is_due(block, w2, num_blocks_ptr, PART):
             _down_tile(
                 block * BLOCK_M, strip * BLOCK_N, w2, act_ptr, rows_desc, pages_ptr, pages_desc, products_ptr,
                 sorted_ptr, pairs, page, ROWS, COLS, BLOCK_M, BLOCK_N, BLOCK_K, HALVINGS, TMA, SWAP,
@@ -218,15 +216,15 @@ def _down(
     col = tl.arange(0, BLOCK_K)
     x = act_ptr + slot.to(tl.int64) * COLS
     down_ptr = pages_ptr + w2.to(tl.int64) * page
-    product = _zeros(HEIGHT, BLOCK_N, SWAP)
+    product = zeros(HEIGHT, BLOCK_N, SWAP)
     for k in range(0, COLS, BLOCK_K):
         if ROWS_TMA:
             a = rows_desc.load([first, k])
         else:
-            a = _rows(x, is_pair, k, col, COLS, BLOCK_K)
-        b = _weights(down_ptr, pages_desc, w2, start, row, k, col, ROWS, COLS, BLOCK_N, BLOCK_K, TMA)
-        product = _dot(a, b, product, SWAP)
-    _store(products_ptr, product.to(products_ptr.dtype.element_ty), slot, is_pair, row, ROWS, BLOCK_N, SWAP)
+            a = load_rows(x, is_pair, k, col, COLS, BLOCK_K)
+        b = load_weights(down_ptr, pages_desc, w2, start, row, k, col, ROWS, COLS, BLOCK_N, BLOCK_K, TMA)
+        product = dot(a, b, product, SWAP)
+    store_tile(products_ptr, product.to(products_ptr.dtype.element_ty), slot, is_pair, row, ROWS, BLOCK_N, SWAP)
 
 
 @triton.jit
@@ -252,101 +250,3 @@ def sum_kernel(
         at = products_ptr + slot.to(tl.int64) * COLS + col
         total += weight * tl.load(at, mask=(col < COLS) & (slot >= 0), other=0.0).to(tl.float32)
     tl.store(out_ptr + token.to(tl.int64) * COLS + col, total.to(out_ptr.dtype.element_ty), mask=col < COLS)
-
-
-@triton.jit
-def _span(num_blocks_ptr, PART: tl.constexpr):
-    """How many blocks come before those of a part, and how many it has."""
-    before = 0
-    if PART == "late":
-        before = tl.load(num_blocks_ptr + 1)
-        count = tl.load(num_blocks_ptr) - before
-    elif PART == "resident":
-        count = tl.load(num_blocks_ptr + 1)
-    else:
-        count = tl.load(num_blocks_ptr)
-    return before, count
-
-
-@triton.jit
-def _is_due(block, page_id, num_blocks_ptr, PART: tl.constexpr):
-    """Whether a block, of as many as any routing can need, has rows that this launch computes."""
-    if PART == "resident":
-        is_due = block < tl.load(num_blocks_ptr + 1)
-    else:
-        is_due = page_id >= 0
-    return is_due
-
-
-@triton.jit
-def _place(tile, blocks, strips, GROUP_M: tl.constexpr):
-    """The block and the strip of weight rows of a tile: GROUP_M blocks share a strip before the next one's turn."""
-    group = tile // (GROUP_M * strips)
-    first = group * GROUP_M
-    size = tl.minimum(blocks - first, GROUP_M)
-    within = tile % (GROUP_M * strips)
-    return first + within % size, within // size
-
-
-@triton.jit
-def _rows(x, is_row, k, col, COLS: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The rows at pointers `x`, columns [k, k + BLOCK_K); [BLOCK_M, BLOCK_K]."""
-    at = x[:, None] + k + col[None, :]
-    if COLS % BLOCK_K == 0:
-        rows = tl.load(at, mask=is_row[:, None], other=0.0)
-    else:
-        rows = tl.load(at, mask=is_row[:, None] & (k + col[None, :] < COLS), other=0.0)
-    return rows
-
-
-@triton.jit
-def _weights(
-    matrix, desc, page_id, start, row, k, col, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, TMA: tl.constexpr,
-):  # fmt: skip
-    """Rows [start, start + BLOCK_N) and columns [k, k + BLOCK_K) of one matrix, zeros past its edges."""
-    if TMA:
-        weights = desc.load([page_id, start, k]).reshape(BLOCK_N, BLOCK_K)
-    else:
-        at = matrix + row[:, None] * COLS + k + col[None, :]
-        if ROWS % BLOCK_N == 0 and COLS % BLOCK_K == 0:
-            weights = tl.load(at)
-        elif COLS % BLOCK_K == 0:
-            weights = tl.load(at, mask=row[:, None] < ROWS, other=0.0)
-        else:
-            weights = tl.load(at, mask=(row[:, None] < ROWS) & (k + col[None, :] < COLS), other=0.0)
-    return weights
-
-
-@triton.jit
-def _dot(a, b, total, SWAP: tl.constexpr):
-    """Add a · bᵀ to `total`, or its transpose: the matrix units want 64 rows, which weights always have."""
-    if SWAP:
-        total = tl.dot(b, a.T, total, input_precision="ieee")
-    else:
-        total = tl.dot(a, b.T, total, input_precision="ieee")
-    return total
-
-
-@triton.jit
-def _zeros(HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr):
-    """An empty tile, as `_dot` fills it."""
-    if SWAP:
-        total = tl.zeros([BLOCK_N, HEIGHT], dtype=tl.float32)
-    else:
-        total = tl.zeros([HEIGHT, BLOCK_N], dtype=tl.float32)
-    return total
-
-
-@triton.jit
-def _store(
-    to_ptr, tile, slot, is_pair, row, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr,
-):  # fmt: skip
-    """Write a tile to its slots' rows; those that pad a block keep what they held."""
-    if SWAP:
-        tile = tile.T
-    at = to_ptr + slot.to(tl.int64)[:, None] * ROWS + row[None, :]
-    if ROWS % BLOCK_N == 0:
-        tl.store(at, tile, mask=is_pair[:, None])
-    else:
-        tl.store(at, tile, mask=is_pair[:, None] & (row[None, :] < ROWS))

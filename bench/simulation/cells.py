@@ -28,7 +28,8 @@ KV_GIB = (0.5, 1.0, 2.0, 4.0, 8.0)
 WORKLOADS = ("closed", "conversation", "code", "burst")
 POLICIES: tuple[PolicyName | None, ...] = (None, "threshold", "fixed", "goodput")
 MAX_TOKENS = 4096
-SLO = Slo()
+SLO = Slo(ttft_s=5.0)
+"""What rows are judged by; no policy of the table is told of the first token."""
 NUM_BURST, CALM_S, CALM_RATE_S = 192, 15.0, 1.0
 HALVED = 0.5
 EXCERPTS = {"conversation": ("azure-2023-conv.csv", 8000, 100), "code": ("azure-2023-code.csv", 4000, 150)}

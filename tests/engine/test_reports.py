@@ -1,5 +1,6 @@
 """The workers' counts reach the scheduler's metrics, also those of steps without tokens."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,3 +111,33 @@ def test_the_adjuster_hears_of_every_token_of_a_step(tiny: Path, monkeypatch: py
     assert waiting
     assert all(demand.prompt_tokens > 1 for demand in waiting)
     assert all(demand.num_tokens >= demand.prompt_tokens for demand, _ in asked)
+
+
+def test_the_adjuster_hears_how_long_a_first_token_has_been_waited_for(tiny: Path) -> None:
+    """By the first that waits for one; who was preempted after its first token, and stands before it, counts not."""
+    with running(tiny, {"arena_bytes": arena_bytes(tiny, BLOCK_SIZE, 40)}) as engine:
+        scheduler = engine.scheduler
+        scheduler._on_limit(0)
+        came_s: dict[str, float] = {}
+        told: list[tuple[bool, float, float]] = []
+        add_request = scheduler.add_request
+
+        def add(request: Any) -> None:
+            came_s[request.request_id] = time.monotonic()
+            add_request(request)
+
+        def look(_: int) -> None:
+            waiting = list(scheduler.waiting)
+            if waiting:
+                first = next((one.request_id for one in waiting if not one.num_output_tokens), None)
+                waited_s = 0.0 if first is None else time.monotonic() - came_s[first]
+                told.append((waiting[0].num_output_tokens > 0, waited_s, scheduler._demand().waited_s))
+
+        scheduler.add_request, engine.on_step = add, look
+        engine.generate(draw_requests(24))
+        assert any(is_preempted and heard_s for is_preempted, _, heard_s in told)
+        started_together = Requests([[3 + n] * BLOCK_SIZE for n in range(4)], [200] * 4)
+        engine.generate(started_together)
+    assert all(heard_s == pytest.approx(waited_s, abs=0.05) for _, waited_s, heard_s in told)
+    assert any(is_preempted and not heard_s for is_preempted, _, heard_s in told)
+    assert max(heard_s for _, _, heard_s in told) > 0.1

@@ -72,9 +72,17 @@ def test_the_promised_time_per_token_reaches_the_policy() -> None:
     assert "--elastic-tpot-ms" not in main()["args"]
 
 
+def test_the_promised_time_to_the_first_token_reaches_the_policy() -> None:
+    """Where none is promised none is given."""
+    assert value_of(main(slo={"ttftMilliseconds": 800})["args"], "--elastic-ttft-ms") == "800"
+    assert "--elastic-ttft-ms" not in main(slo={"tpotMilliseconds": 50})["args"]
+
+
 def test_a_flag_that_the_operator_sets_is_refused_in_engine_args() -> None:
     """Each of them, whatever the spec: two of one kind would leave it to chance which counts."""
-    args = main(slo={"tpotMilliseconds": 50}, memory={"arena": "1Gi", "hostPool": {"size": "1Gi"}})["args"]
+    args = main(
+        slo={"tpotMilliseconds": 50, "ttftMilliseconds": 800}, memory={"arena": "1Gi", "hostPool": {"size": "1Gi"}}
+    )["args"]
     assert {word for word in args if word.startswith("--")} <= OWN_FLAGS.keys()
 
 

@@ -441,8 +441,8 @@ def test_the_arena_is_labelled_whole() -> None:
 def test_the_snapshot_counts_in_expert_pages() -> None:
     """What waits is rounded up to whole huge pages; the state is a copy that later changes don't reach."""
     f = Fixture(28, tiers=FOUR_PAGES)
-    snap = f.adjuster.snapshot(Demand(waiting_blocks=3, num_running=2, num_waiting=1), short_pages=7)
-    assert (snap.waiting_pages, snap.num_running, snap.short_pages) == (8, 2, 7)
+    snap = f.adjuster.snapshot(Demand(waiting_blocks=3, num_running=2, num_waiting=1, waited_s=1.5), short_pages=7)
+    assert (snap.waiting_pages, snap.num_running, snap.short_pages, snap.waited_s) == (8, 2, 7, 1.5)
     assert snap.free_pages == f.table.pool.num_free_pages
     f.table.evict(next(e.key for e in f.table.entries() if e.is_resident))
     assert int((snap.state == 2).sum()) == f.table.num_resident + 1

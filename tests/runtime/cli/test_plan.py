@@ -46,6 +46,14 @@ def test_a_promise_that_nothing_keeps_is_told(arguments: list[str], capsys: pyte
     assert "None of these limits" not in shown
 
 
+def test_a_promised_time_to_the_first_token_is_among_the_flags(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only where it was given."""
+    assert main([*arguments, *KV_GIB, "--ttft-ms", "800"]) == 0
+    assert re.search(r"--elastic-limit \d+ --elastic-tpot-ms 100 --elastic-ttft-ms 800\.", capsys.readouterr().out)
+
+
 def test_json_holds_the_same(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """One JSON document on stdout."""
     assert main([*arguments, *KV_GIB, "--json"]) == 0
@@ -87,6 +95,7 @@ def test_room_for_kv_follows_from_the_gpu(arguments: list[str], capsys: pytest.C
         (("--answer-tokens", "-1"), "--answer-tokens: want a number above 0 and at most 1000000000, it is -1"),
         (("--max-num-seqs", "9" * 20), "--max-num-seqs: want a number above 0 and at most 1000000000, it is 9999"),
         (("--tpot-ms", "nan"), "--tpot-ms: want a number above 0 and at most 1000000000, it is nan"),
+        (("--ttft-ms", "0"), "--ttft-ms: want a number above 0 and at most 1000000000, it is 0.0"),
         (("--tpot-ms", "inf"), "--tpot-ms: want a number above 0 and at most 1000000000, it is inf"),
         (("--plot", "/"), "--plot /: want a file to write, that is a folder; name another"),
         (("--plot", "/nowhere/a.svg"), "--plot /nowhere/a.svg: want a file to write, there is no folder /nowhere"),

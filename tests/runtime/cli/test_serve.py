@@ -39,6 +39,9 @@ def test_a_flag_may_set_one_key_of_a_section() -> None:
     assert _additional(vllm_arguments(["M", "--elastic-tpot-ms", "50"])[0]) == {
         "elasticmoe": {"slo": {"tpot_ms": "50"}}
     }
+    assert _additional(vllm_arguments(["M", "--elastic-ttft-ms", "800"])[0]) == {
+        "elasticmoe": {"slo": {"ttft_ms": "800"}}
+    }
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,7 @@ def test_a_plugin_that_vllm_may_not_load_is_no_elastic_pool(monkeypatch: pytest.
         (["--elastic-policy", "other"], r"elasticmoe\.policy.*'other'"),
         (["--elastic-limit", "-1"], r"ELASTICMOE_LIMIT.*'-1'"),
         (["--elastic-tpot-ms", "0"], r"elasticmoe\.slo\.tpot_ms: .*greater than 0, but it is '0'"),
+        (["--elastic-ttft-ms", "0"], r"elasticmoe\.slo\.ttft_ms: .*greater than 0, but it is '0'"),
         (["--elastic-transport", "pigeon"], r"ELASTICMOE_TRANSPORT.*'pigeon'"),
         (["--additional-config", "[1]"], r"--additional-config: want a JSON object"),
         (["--additional-config", "[" * 100_000], r"--additional-config: want a JSON object, it is '\[{80}'$"),

@@ -51,6 +51,13 @@ def test_every_key_is_read() -> None:
     assert config.model_dump() == given
 
 
+def test_no_time_to_the_first_token_is_promised_unasked() -> None:
+    """Only where one is, tokens/s are given up for it; a time of nothing can't be kept."""
+    assert RuntimeConfig().slo.ttft_ms is None
+    with pytest.raises(ConfigError, match=r"elasticmoe\.slo\.ttft_ms: Input should be greater than 0, but it is 0"):
+        parse_config({"elasticmoe": {"slo": {"ttft_ms": 0}}})
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [

@@ -1,5 +1,6 @@
 """When the pool helps, when it doesn't, and which limit to start with."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,16 @@ def test_the_policy_is_given_the_tpot_that_is_asked_for() -> None:
         for tpot_s in (1e-6, 0.1)
     ]
     assert peaks[0] < peaks[1]
+
+
+def test_the_policy_is_given_the_first_token_that_is_promised() -> None:
+    """Where experts leave for few, more may start for it, and the last one starts sooner; infinite is none."""
+    flat = replace(system(), gpu=replace(H200, copy_bytes_s=1e9), routing="flat")
+    without, promised = (
+        [one.ttft_s for one in advise(SHORT, flat, LENGTHS, Slo(ttft_s=ttft_s), lambda *_: None).sweep]
+        for ttft_s in (math.inf, 0.3)
+    )
+    assert max(promised) < 0.3 < min(without)
 
 
 def test_flat_routing_on_a_slow_bus_does_not_pay() -> None:

@@ -74,6 +74,26 @@ def test_who_asks_for_blocks_counts_as_part_of_the_step() -> None:
     assert (scheduler.demand().num_tokens, scheduler.demand().prompt_tokens) == (19, 18)
 
 
+def test_who_waits_for_a_first_token_is_told_of_from_its_arrival() -> None:
+    """The first of those that wait; one that was preempted after its first token waits for none."""
+    scheduler = make(100, (10, 5), (10, 5), (10, 5), seqs=2)
+    assert scheduler.demand().waited_s == 0
+    scheduler.now_s = 3.0
+    assert scheduler.demand().waited_s == 3.0
+    step(scheduler)
+    assert (scheduler.demand().num_waiting, scheduler.demand().waited_s) == (0, 0.0)
+    scheduler = make(3, (16, 40), (16, 40), (32, 40))
+    step(scheduler)
+    while not scheduler.num_preemptions:
+        step(scheduler)
+    assert [request.group for request in scheduler.waiting] == [1, 2]
+    assert scheduler.waiting[0].first_token_s >= 0
+    scheduler.now_s = 7.0
+    assert scheduler.demand().waited_s == 7.0
+    scheduler.waiting.pop()
+    assert (scheduler.demand().num_waiting, scheduler.demand().waited_s) == (1, 0.0)
+
+
 def test_the_last_one_is_preempted_and_starts_again_first() -> None:
     """Short of a block, the last running request goes, loses its KV, and is the first to be admitted again."""
     scheduler = make(3, (16, 20), (16, 20), (16, 20))

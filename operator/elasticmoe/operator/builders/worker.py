@@ -121,6 +121,8 @@ def _args(identity: Identity, spec: ElasticMoESpec, model: ModelSource) -> list[
     }
     if spec.slo.tpot_milliseconds is not None:
         flags["--elastic-tpot-ms"] = spec.slo.tpot_milliseconds
+    if spec.slo.ttft_milliseconds is not None:
+        flags["--elastic-ttft-ms"] = spec.slo.ttft_milliseconds
     if memory.arena is not None:
         flags["--elastic-arena-bytes"] = parse_quantity(memory.arena)
     return [model.argument, *(str(word) for pair in flags.items() for word in pair), *spec.engine_args]

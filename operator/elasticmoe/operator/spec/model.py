@@ -136,7 +136,11 @@ class Slo(Section):
         "goodput 100; a change starts the workers anew",
     )
     ttft_milliseconds: int | None = Field(
-        None, ge=1, description="greatest time to the first token; nothing acts on it yet"
+        None,
+        ge=1,
+        description="greatest time to the first token: for a request that has waited half of it and is not late yet, "
+        "the policy goodput lets experts leave as long as tokens/s stay above those with every expert resident, though "
+        "fewer away would bring more; default: none, tokens/s alone decide; a change starts the workers anew",
     )
 
 

@@ -15,6 +15,7 @@ OWN_FLAGS: Final = {
     "--elastic-limit-file": "memory.expertOffload.limit",
     "--elastic-policy": "memory.expertOffload.policy",
     "--elastic-tpot-ms": "slo.tpotMilliseconds",
+    "--elastic-ttft-ms": "slo.ttftMilliseconds",
     "--elastic-transport": "coordinator.mode",
     "--elastic-socket": "coordinator.mode",
     "--served-model-name": "model.servedName",

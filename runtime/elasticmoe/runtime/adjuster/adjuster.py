@@ -47,6 +47,8 @@ class Demand:
     """Tokens in the step, up to and with those of the request that failed to get its blocks."""
     prompt_tokens: int = 0
     """Those of them that are of prompts."""
+    waited_s: float = 0.0
+    """Seconds that the first of the waiting requests whose first token is still to come has waited."""
 
     @property
     def has_answers(self) -> bool:
@@ -182,6 +184,7 @@ class Adjuster:
             free_pages=self.table.pool.num_free_pages,
             waiting_pages=ceil_div(demand.waiting_blocks, tiers.blocks_per_huge) * tiers.pages_per_huge,
             num_waiting=demand.num_waiting,
+            waited_s=demand.waited_s,
             num_running=demand.num_running,
             kv_pages=self._num_used_blocks * tiers.block_bytes / tiers.expert_bytes,
             prompt_tokens=demand.prompt_tokens,

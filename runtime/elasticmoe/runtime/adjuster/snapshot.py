@@ -24,6 +24,8 @@ class Snapshot:
     """What the requests that wait will need to start."""
     num_waiting: int
     """Requests that wait and that the engine's own limits would let run beside those that do."""
+    waited_s: float
+    """Seconds that the first of them whose first token is still to come has waited; 0 without any."""
     num_running: int
     kv_pages: float
     """Blocks that requests hold, in pages' worth of bytes."""

@@ -7,6 +7,7 @@ Simulates; needs no GPU, no torch and no vLLM.
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -51,6 +52,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--max-num-seqs", type=int, default=256, help="the deployment's (default: %(default)s)")
     add("--max-num-batched-tokens", type=int, default=8192, help="the deployment's (default: %(default)s)")
     add("--tpot-ms", type=float, default=100.0, help="P99 of the time per token to keep (default: %(default)s)")
+    add("--ttft-ms", type=float, help="time to the first token for which goodput gives up tokens/s (default: none)")
     add("--routing", choices=("skewed", "flat"), default="skewed", help="of the experts (default: %(default)s)")
     add("--json", action="store_true", help="print everything as JSON instead of a table")
     add("--plot", type=Path, help="write the day and the sweep of the limit as SVG into this file")
@@ -73,12 +75,13 @@ def run(args: argparse.Namespace) -> int:
     )
     _refuse_many_blocks(system)
     lengths = Lengths(args.prompt_tokens, args.answer_tokens)
+    slo = Slo(math.inf if args.ttft_ms is None else args.ttft_ms / 1000, args.tpot_ms / 1000)
     with progress("plan") as shown:
-        advice = advise(usage, system, lengths, Slo(tpot_s=args.tpot_ms / 1000), shown.begin)
+        advice = advise(usage, system, lengths, slo, shown.begin)
     if args.json:
         print(json.dumps(to_json(usage, system, advice), indent=1), flush=True)
     else:
-        print(plan_report.table(usage, system, advice, args.tpot_ms), flush=True)
+        print(plan_report.table(usage, system, advice, slo), flush=True)
     if args.plot is not None:
         write_whole(args.plot, plan_report.draw(usage, advice))
         print(f"plan: wrote {args.plot}", file=sys.stderr)
@@ -129,7 +132,7 @@ def to_json(usage: Usage, system: System, advice: Advice) -> dict[str, Any]:
 
 def _check(args: argparse.Namespace) -> None:
     names = ("prompt_tokens", "answer_tokens", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "tpot_ms")
-    for name in (*names, *(("kv_gib",) if args.kv_gib is not None else ())):
+    for name in (*names, *(name for name in ("kv_gib", "ttft_ms") if getattr(args, name) is not None)):
         if not 0 < getattr(args, name) <= MOST:
             flag, given = name.replace("_", "-"), getattr(args, name)
             raise ConfigError(f"--{flag}: want a number above 0 and at most {MOST}, it is {given}")

@@ -1,15 +1,18 @@
 """How `elasticmoe plan` shows its answer: a table for people, a drawing as SVG."""
 
+import math
 from collections.abc import Sequence
 
 from elasticmoe.runtime.simulator.advice import Advice, Expectation
+from elasticmoe.runtime.simulator.outcome import Slo
 from elasticmoe.runtime.simulator.svg import chart, stack, thin
 from elasticmoe.runtime.simulator.system import System
 from elasticmoe.runtime.simulator.usage import Usage
 
 
-def table(usage: Usage, system: System, advice: Advice, tpot_ms: float) -> str:
-    """Return the answer as text; `tpot_ms` is what goodput was to keep."""
+def table(usage: Usage, system: System, advice: Advice, slo: Slo) -> str:
+    """Return the answer as text; `slo` is what goodput was to keep."""
+    tpot_ms = 1000 * slo.tpot_s
     kv_gib, weights_gib = system.kv_bytes / 2**30, system.model.weight_bytes / 2**30
     full = f"KV {usage.kv_usage(0.5):.0%} full in the median, {usage.kv_usage(0.99):.0%} at the peak"
     waits = f"requests wait {usage.waiting_share:.0%} of the time, {usage.short_share:.0%} with KV full"
@@ -20,7 +23,8 @@ def table(usage: Usage, system: System, advice: Advice, tpot_ms: float) -> str:
         f"The pool would {'help' if advice.helps else 'not help'}: {advice.reason}.",
     ]
     if advice.limit is not None:
-        lines.append(f"Start with --elastic-limit {advice.limit} --elastic-tpot-ms {tpot_ms:g}.")
+        promised = "" if math.isinf(slo.ttft_s) else f" --elastic-ttft-ms {1000 * slo.ttft_s:g}"
+        lines.append(f"Start with --elastic-limit {advice.limit} --elastic-tpot-ms {tpot_ms:g}{promised}.")
     if advice.pool is not None and advice.stock is not None and advice.pool.tpot_s > tpot_ms / 1000:
         nearest = "stock vLLM does" if advice.stock.tpot_s <= tpot_ms / 1000 else "the one marked comes nearest"
         lines.append(f"None of these limits keeps {tpot_ms:g} ms a token for 99 of 100 requests; {nearest}.")

@@ -40,6 +40,11 @@ def own_parser() -> argparse.ArgumentParser:
     )
     add("--elastic-policy", metavar="NAME", help="who gets the pages: goodput (default), threshold or fixed")
     add("--elastic-tpot-ms", metavar="MS", help="time per token that goodput promises who starts (default 100)")
+    add(
+        "--elastic-ttft-ms",
+        metavar="MS",
+        help="time to the first token that goodput gives up tokens/s for (default none)",
+    )
     add("--elastic-loading-depth", metavar="N", help="loading buffers (default 2)")
     add("--elastic-fetch", metavar="HOW", help="what drives fetches: device (default on a GPU) or host")
     add("--elastic-lookahead", metavar="N", help="layers ahead for which fetches are predicted: 0 (default) or 1")
@@ -62,6 +67,7 @@ CONFIG_FLAGS = {
     "elastic_arena_bytes": ("arena_bytes",),
     "elastic_policy": ("policy",),
     "elastic_tpot_ms": ("slo", "tpot_ms"),
+    "elastic_ttft_ms": ("slo", "ttft_ms"),
     "elastic_loading_depth": ("loading_depth",),
     "elastic_fetch": ("fetch",),
     "elastic_lookahead": ("lookahead",),

@@ -71,7 +71,8 @@ class Slo(_Strict):
     """What a user is promised."""
 
     tpot_ms: float = Field(100.0, gt=0, allow_inf_nan=False)
-    ttft_ms: float = Field(5000.0, gt=0, allow_inf_nan=False)
+    ttft_ms: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """None: no time to the first token is promised, and tokens/s alone say how far experts leave for who waits."""
 
 
 class RuntimeConfig(_Strict):

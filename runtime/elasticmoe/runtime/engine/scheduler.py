@@ -148,6 +148,11 @@ class ElasticMixin(_StockScheduler):
         if delta:
             output.elastic = delta
 
+    def add_request(self, request: Request) -> None:
+        """Note when the request came, by the clock that its waiting is told by, then let vLLM queue it."""
+        request.elastic_came_s = time.monotonic()  # arrival_time is wall clock, which may be set
+        super().add_request(request)
+
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         """Take the workers' counts, then let vLLM do its part."""
         report: StepReport | None = getattr(model_runner_output, "elastic", None)
@@ -180,7 +185,9 @@ class ElasticMixin(_StockScheduler):
         room = max(0, self.max_num_running_reqs - len(self.running))
         waiting = list(islice(chain(self.waiting, self.skipped_waiting), room))
         blocks = sum(ceil_div(request.num_tokens, self.block_size) for request in waiting)
-        return Demand(blocks, len(self.running), len(waiting), self._step_tokens, self._prompt_tokens)
+        first = next((request for request in waiting if not request.num_output_tokens), None)
+        waited_s = 0.0 if first is None else time.monotonic() - first.elastic_came_s
+        return Demand(blocks, len(self.running), len(waiting), self._step_tokens, self._prompt_tokens, waited_s)
 
     def _observe(self) -> None:
         now_s = time.monotonic()

@@ -95,7 +95,8 @@ def advise(usage: Usage, system: System, lengths: Lengths, slo: Slo, begin: Call
     limits = candidate_limits(system, num, lengths)
     begin(f"simulating {num} requests at once on stock vLLM", 0.0)
     stock = expect("stock", None, Simulation(system, peak).run())
-    config = contract.RuntimeConfig(slo=contract.Slo(tpot_ms=1000 * slo.tpot_s))
+    ttft_ms = None if math.isinf(slo.ttft_s) else 1000 * slo.ttft_s
+    config = contract.RuntimeConfig(slo=contract.Slo(tpot_ms=1000 * slo.tpot_s, ttft_ms=ttft_ms))
     sweep = []
     for done, limit in enumerate(limits, start=1):
         begin(f"simulating them with up to {limit} experts of a layer offloaded", done / (len(limits) + 1))

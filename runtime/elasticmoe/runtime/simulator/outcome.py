@@ -51,7 +51,8 @@ class Trail:
 class Slo:
     """Latencies that users are promised."""
 
-    ttft_s: float = 5.0
+    ttft_s: float = math.inf
+    """Infinite: none."""
     tpot_s: float = 0.1
 
 

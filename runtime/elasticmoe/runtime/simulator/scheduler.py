@@ -33,6 +33,8 @@ class Scheduler:
     scheduled: list[tuple[Request, int]] = field(default_factory=list)
     """The step in flight: requests and their new tokens."""
     num_preemptions: int = 0
+    now_s: float = 0.0
+    """When the step begins."""
     _asking: int = 0
     """Tokens that the request which asks for blocks would add to the step."""
 
@@ -53,14 +55,17 @@ class Scheduler:
         """Return the load as the engine tells its adjuster."""
         room = max(0, self.limits.max_num_seqs - len(self.running))
         size = self.limits.block_size
-        blocks = sum(-(-request.num_tokens // size) for request in islice(self.waiting, room))
+        waiting = list(islice(self.waiting, room))
+        blocks = sum(-(-request.num_tokens // size) for request in waiting)
+        first = next((request for request in waiting if request.first_token_s < 0), None)
         tokens = (*(num_new for _, num_new in self.scheduled), self._asking)
         return Demand(
             waiting_blocks=blocks,
             num_running=len(self.running),
-            num_waiting=min(room, len(self.waiting)),
+            num_waiting=len(waiting),
             num_tokens=sum(tokens),
             prompt_tokens=sum(num_new for num_new in tokens if num_new > 1),
+            waited_s=0.0 if first is None else self.now_s - first.arrival.at_s,
         )
 
     def finish_step(self, now_s: float) -> list[Request]:

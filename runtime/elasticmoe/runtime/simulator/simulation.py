@@ -75,6 +75,7 @@ class Simulation:
         if elastic is not None:
             elastic.adjuster.begin_step()
         before = scheduler.num_preemptions
+        scheduler.now_s = self.now_s
         scheduler.schedule()
         num_loads = 0 if elastic is None else elastic.adjust(scheduler.demand())
         groups = self._meter.add_batch(scheduler.scheduled, scheduler.num_preemptions - before)

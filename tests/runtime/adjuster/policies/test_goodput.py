@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elasticmoe.runtime.adjuster.forecast import forecast
 from elasticmoe.runtime.adjuster.policies.goodput import IDLE_SLICE_S, plan
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.adjuster.step_model import INSTANT_S, StepFit
@@ -175,6 +176,64 @@ def test_a_running_request_gets_pages_deeper_than_a_waiting_one() -> None:
     assert 0 < reached(0) < reached(300) < 19
 
 
+HASTY = RuntimeConfig(policy="goodput", slo=Slo(ttft_ms=5000))
+
+
+def reached(config: RuntimeConfig, **changes: Any) -> int:  # noqa: ANN401 -- any field
+    """Return how many depths in a row, from 0 on, a request gets pages at."""
+    depths = [d for d in range(20) if plan(replace(lent(FLAT, d, BUS), **changes), config).evict]
+    assert depths == list(range(len(depths)))
+    return len(depths)
+
+
+def test_who_has_waited_half_of_what_was_promised_gets_pages_beyond_the_best_depth() -> None:
+    """Not before, nor once it is late; where no time to the first token is promised, never."""
+    usual = reached(DEFAULTS)
+    assert 0 < usual < reached(HASTY, waited_s=2.5) == reached(HASTY, waited_s=5.0) < 20
+    assert [reached(HASTY, waited_s=s) for s in (0.0, 2.49, 5.01)] == [usual] * 3
+    assert [reached(DEFAULTS, waited_s=s) for s in (2.5, 5.0, 1e6)] == [usual] * 3
+    assert reached(RuntimeConfig(policy="goodput", slo=Slo(ttft_ms=2000)), waited_s=2.5) == usual
+
+
+def test_who_runs_keeps_its_pages_until_a_first_token_is_late() -> None:
+    """Else those that started beyond the best depth would be preempted as they grow."""
+    usual = reached(DEFAULTS, lost_tokens=300)
+    assert usual < reached(HASTY, lost_tokens=300) == reached(HASTY, lost_tokens=300, waited_s=5.0)
+    assert reached(HASTY, lost_tokens=300, waited_s=5.01) == usual
+    assert reached(DEFAULTS, lost_tokens=300, waited_s=4.0) == usual
+
+
+@pytest.mark.parametrize("prompts_per_token", [0.0, 1 / 100])
+def test_for_a_first_token_no_more_is_given_up_than_there_is_to_gain(prompts_per_token: float) -> None:
+    """At each depth that a hurried request gets pages at tokens/s are predicted above those with nobody away.
+
+    With prompts as they come and without any, though prompts would hide the copies of more experts.
+    """
+    fit = replace(FIT, prompts_per_token=prompts_per_token, prompt_tokens=1000.0)
+    for lost_tokens in (0, 300):
+        some = False
+        for depth in range(20):
+            snap = replace(lent(FLAT, depth, BUS), fit=fit, waited_s=4.0, lost_tokens=lost_tokens)
+            if plan(snap, HASTY).evict:
+                some = True
+                expected = forecast(snap, np.array([0.0, snap.depth + 1 / LAYERS]))
+                rates, decoded = expected.tokens_per_s, expected.decoded_per_s
+                assert rates[1] >= rates[0]
+                assert lost_tokens or decoded[1] >= decoded[0]
+        assert some
+    refused = plan(replace(lent(FLAT, 19, BUS), waited_s=4.0), HASTY)
+    assert not refused
+    assert "to keep first tokens within 5.0 s" in str(refused.reason)
+
+
+def test_a_hurried_request_makes_nobody_late() -> None:
+    """The TPOT and what a step may take bind it like any other."""
+    snap = replace(lent(FLAT, reached(DEFAULTS), BUS), waited_s=4.0)
+    assert plan(snap, HASTY).evict
+    assert not plan(snap, RuntimeConfig(policy="goodput", slo=Slo(ttft_ms=5000, tpot_ms=10)))
+    assert not plan(replace(snap, prompt_tokens=4000, step_budget_s=0.01), HASTY)
+
+
 def test_before_anything_was_measured_nothing_goes() -> None:
     """Without a model there is no prediction that it pays."""
     chosen = plan(busy(fit=StepFit()), DEFAULTS)
@@ -301,6 +360,16 @@ def test_experts_come_back_before_the_queue_where_the_tpot_is_broken() -> None:
     """Tokens/s that break the promise count for nothing."""
     strict = RuntimeConfig(policy="goodput", slo=Slo(tpot_ms=12))
     assert plan(crowded(20 * BUS), strict).load
+
+
+def test_experts_stay_away_for_a_hurried_request_while_more_come_out_than_with_nobody_away() -> None:
+    """What left for a first token is not brought back at the next step; where nobody away would bring more, it is."""
+    deep: dict[str, Any] = {"short_pages": 0, "free_pages": 12, "waited_s": 4.0}
+    snap = replace(lent(FLAT, reached(HASTY, waited_s=4.0) - 1, BUS), **deep)
+    assert plan(snap, DEFAULTS).load
+    assert plan(replace(snap, waited_s=5.01), HASTY).load
+    assert not plan(snap, HASTY)
+    assert plan(replace(crowded(BUS / 10), waited_s=4.0), HASTY).load
 
 
 def test_beyond_the_best_depth_an_eviction_must_cost_little() -> None:

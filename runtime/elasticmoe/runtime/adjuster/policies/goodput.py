@@ -19,6 +19,8 @@ FURTHER = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
 """Depths that are tried: shares of the way from what a shortage asks for to the limit, and from 0 to where we are."""
 RUNNING = 3
 """How much more slack a running request has: without any bound a lasting overload evicts until no gain is left."""
+HURRY = 0.5
+"""Of the time to the first token promised: who waits has longer than that, and is not late yet, has all the slack."""
 IDLE_SLICE_S = 0.01
 """Seconds of copies that an idle engine starts at once: what the next request may have to wait for."""
 
@@ -26,9 +28,11 @@ JUDGED = (
     "short of {} pages: {:.0f} tokens/s with nobody away, {:.0f} at best with {:.1f} of a layer's experts away, "
     "{:.0f} with {:.1f} and {:.1f} of {:.0f} ms"
 )
+HURRIED = ", to keep first tokens within {:.1f} s"
 FEWER = ", fewer while no prompt is computed"
 LATE = ", in a step of {:.0f} ms that may take {:.0f}"
-"""What a verdict says; what it adds where decoding alone would have fewer away, and where the step would be long."""
+"""What a verdict says; what it adds where the first token is in danger, where decoding alone would have fewer away, and
+where the step would be long."""
 
 
 def plan(snap: Snapshot, config: RuntimeConfig) -> Plan:
@@ -70,13 +74,14 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     more steps than its prompt, which would hide many copies. The step that would compute its prompt must leave those
     that run in time. One that runs needs no margin, may go further beyond the best depth, answers for no prompt, and
     where no depth keeps the TPOT the tokens/s alone decide: if it were preempted, its tokens would be computed again.
+    Where a first token is in danger, tokens/s may fall to those with nobody away, with prompts and without.
     """
     ours, now = config.adjuster.goodput, snap.depth
     after = now + ceil_div(snap.short_pages, MATRICES) / snap.num_layers
     room = max(0.0, min(snap.limit, snap.num_experts) - after)
     depth = [0.0, after, *(after + room * share for share in FURTHER), *(now * share for share in FURTHER)]
     expected = forecast(snap, np.array(depth))
-    is_running = snap.lost_tokens > 0
+    is_running, is_hurried = snap.lost_tokens > 0, _is_hurried(snap, config)
     tpot_s = expected.decode_s if is_running else expected.step_s
     tokens_per_s = expected.tokens_per_s.tolist()
     rates = _rates(tokens_per_s, tpot_s, config)
@@ -84,16 +89,30 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
         rates = tokens_per_s
     best = rates.index(max(rates))
     least = tokens_per_s[0] * (1.0 if is_running else 1 + ours.margin)
-    slack = ours.slack * (RUNNING if is_running else 1)
+    slack = 1.0 if is_hurried else ours.slack * (RUNNING if is_running else 1)
     is_near = after <= depth[best] or rates[1] >= max(least, (1 - slack) * rates[best])
-    is_best = is_running or after <= depth[int(np.argmax(expected.decoded_per_s))]
+    decoded = expected.decoded_per_s
+    is_best = is_running or after <= depth[int(np.argmax(decoded))] or (is_hurried and decoded[1] >= decoded[0])
     step_s = snap.fit.compute_alone_s(snap.num_running + snap.prompt_tokens)
     is_in_time = is_running or step_s <= snap.step_budget_s
     pays = rates[1] > 0 and rates[best] >= least and is_near and is_best and is_in_time
     promised = 1000 * tpot_s[1], config.slo.tpot_ms
+    hurried = ((config.slo.ttft_ms or 0.0) / 1000,) if is_hurried else ()
     late = () if is_in_time else (1000 * step_s, 1000 * snap.step_budget_s)
-    numbers = snap.short_pages, tokens_per_s[0], rates[best], depth[best], rates[1], after, *promised, *late
-    return _Verdict(pays, Reason(JUDGED + ("" if is_best else FEWER) + ("" if is_in_time else LATE), numbers))
+    numbers = snap.short_pages, tokens_per_s[0], rates[best], depth[best], rates[1], after, *promised, *hurried, *late
+    words = JUDGED + HURRIED * is_hurried + FEWER * (not is_best) + LATE * (not is_in_time)
+    return _Verdict(pays, Reason(words, numbers))
+
+
+def _is_hurried(snap: Snapshot, config: RuntimeConfig) -> bool:
+    """Return whether tokens/s are given up for a first token that was promised: it is in danger, but not late yet.
+
+    Who runs keeps what it got so far longer: as long as nobody who waits is late.
+    """
+    if config.slo.ttft_ms is None:
+        return False
+    least = 0.0 if snap.lost_tokens else HURRY
+    return least <= 1000 * snap.waited_s / config.slo.ttft_ms <= 1.0
 
 
 def _rates(tokens_per_s: list[float], tpot_s: np.ndarray, config: RuntimeConfig) -> list[float]:
@@ -136,7 +155,8 @@ def _is_too_deep(snap: Snapshot, config: RuntimeConfig) -> bool:
     rates = _rates(expected.tokens_per_s.tolist(), expected.step_s, config)
     ours = config.adjuster.goodput
     nobody = rates[1] if snap.num_waiting else (1 - ours.margin) * rates[1]
-    return rates[0] < max((1 - ours.slack - ours.margin) * max(rates), nobody)
+    slack = 1.0 if _is_hurried(snap, config) else ours.slack
+    return rates[0] < max((1 - slack - ours.margin) * max(rates), nobody)
 
 
 def _loads_per_step(snap: Snapshot, config: RuntimeConfig) -> int:

@@ -1,6 +1,6 @@
 """Simulates goodput on the H200 with a time to the first token promised (5 s), without one, and stock vLLM beside them.
 
-    python bench/ttft.py  # about half a minute on one core
+    python bench/ttft.py  # about a minute on one core
 
 Rows: a system in a cell, its tokens/s over stock's, the share of requests that keep both promises (first token within
 5 s, 100 ms a token after it), the P99 of both, preemptions, experts evicted and loaded. Workloads: those of the

@@ -10,7 +10,8 @@ rooms are made by withdrawing blocks. Weights are random and the routing is forc
 one GPU, `rate` how many times faster than in the trace requests come; with `+logprobs` each token's logprob is noted,
 to compare them, which costs time. Rows are appended to FILE as JSON lines, their tokens to FILE.tokens.jsonl; a
 `replay` that is given `--follow FILE` of `ours` decides as that run did, so that it serves the same batches with every
-expert resident, in memory beside the pool: no other engine fits its GPU. `report` prints the tables of a result, or writes them into a page, and draws their plots.
+expert resident, in memory beside the pool: no other engine fits its GPU. `report` prints the tables of a result, or
+writes them into a page, and draws their plots.
 """
 
 import argparse

@@ -1,5 +1,7 @@
 """What holds for every test: hypothesis' profiles, the time a real engine may take, and where GPU tests are skipped."""
 
+import signal
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -17,6 +19,9 @@ settings.register_profile(
 )
 settings.register_profile("dev", deadline=None, max_examples=30, stateful_step_count=30)
 settings.load_profile("dev")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as `make test &` has it, and every process that a test starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

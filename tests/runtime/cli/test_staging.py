@@ -126,6 +126,16 @@ def test_two_do_not_fill_one_folder_at_once(tmp_path: Path) -> None:
         pass
 
 
+def test_tests_hear_an_interrupt_where_their_shell_ignores_it() -> None:
+    """As in a job in the background: the tests above still end what they start."""
+    command = [sys.executable, "-m", "pytest", "-q", __file__, "-k", "an_end_leaves and 2-False"]
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    done = subprocess.run([sys.executable, "-c", ignoring, *command], capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout
+
+
 def test_signals_are_heard_again_afterwards(tmp_path: Path) -> None:
     """As before."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]

@@ -150,7 +150,8 @@ class ElasticMixin(_StockScheduler):
 
     def add_request(self, request: Request) -> None:
         """Note when the request came, by the clock that its waiting is told by, then let vLLM queue it."""
-        request.elastic_came_s = time.monotonic()  # arrival_time is wall clock, which may be set
+        known = self.requests.get(request.request_id, request)  # a session's next input joins the request that is there
+        request.elastic_came_s = known.elastic_came_s = time.monotonic()  # arrival_time is wall clock, which may be set
         super().add_request(request)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
@@ -185,9 +186,14 @@ class ElasticMixin(_StockScheduler):
         room = max(0, self.max_num_running_reqs - len(self.running))
         waiting = list(islice(chain(self.waiting, self.skipped_waiting), room))
         blocks = sum(ceil_div(request.num_tokens, self.block_size) for request in waiting)
-        first = next((request for request in waiting if not request.num_output_tokens), None)
+        ready = (one for one in chain(self.skipped_waiting, self.waiting) if room and self._may_start(one))
+        first = next((request for request in ready if not request.num_output_tokens), None)
         waited_s = 0.0 if first is None else time.monotonic() - first.elastic_came_s
         return Demand(blocks, len(self.running), len(waiting), self._step_tokens, self._prompt_tokens, waited_s)
+
+    def _may_start(self, request: Request) -> bool:
+        """Return whether a request waits for memory, not for its grammar, its KV from elsewhere or its next input."""
+        return not self._is_blocked_waiting_status(request.status)
 
     def _observe(self) -> None:
         now_s = time.monotonic()

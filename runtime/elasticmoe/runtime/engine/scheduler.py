@@ -186,8 +186,8 @@ class ElasticMixin(_StockScheduler):
         room = max(0, self.max_num_running_reqs - len(self.running))
         waiting = list(islice(chain(self.waiting, self.skipped_waiting), room))
         blocks = sum(ceil_div(request.num_tokens, self.block_size) for request in waiting)
-        ready = (one for one in chain(self.skipped_waiting, self.waiting) if room and self._may_start(one))
-        first = next((request for request in ready if not request.num_output_tokens), None)
+        in_turn = islice(chain(self.skipped_waiting, self.waiting), room)
+        first = next((one for one in in_turn if self._may_start(one) and not one.num_output_tokens), None)
         waited_s = 0.0 if first is None else time.monotonic() - first.elastic_came_s
         return Demand(blocks, len(self.running), len(waiting), self._step_tokens, self._prompt_tokens, waited_s)
 

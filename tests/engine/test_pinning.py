@@ -1,9 +1,11 @@
 """A worker waits for the host pool's pinning before whatever mustn't run beside it, and no sooner. Without a device."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.config import CompilationConfig, CUDAGraphMode
 
 from elasticmoe.runtime.device.pinning import Pinned
 from elasticmoe.runtime.engine.worker import ElasticWorkerMixin
@@ -30,12 +32,16 @@ class _Stock:
 class _Worker(ElasticWorkerMixin, _Stock):
     """A worker whose pool is being pinned."""
 
-    def __init__(self, kv_cache_memory_bytes: int | None, error: int = 0, fetch: str = "device") -> None:
+    def __init__(self, kv_cache_memory_bytes: int | None, error: int = 0, fetch: str | None = None) -> None:
         super().__init__()
+        self.rank = 0
         given: Any = SimpleNamespace(kv_cache_memory_bytes=kv_cache_memory_bytes)
         self.cache_config = given
-        self.vllm_config = SimpleNamespace(additional_config={"elasticmoe": {"fetch": fetch}})
-        self.experts = SimpleNamespace(pool=SimpleNamespace(layout=SimpleNamespace(pool_bytes=2**20)))  # type: ignore[assignment]
+        graphs = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)
+        own = {"elasticmoe": {"fetch": fetch}}
+        self.vllm_config = SimpleNamespace(additional_config=own, compilation_config=graphs)
+        pool = SimpleNamespace(layout=SimpleNamespace(pool_bytes=2**20))
+        self.experts = SimpleNamespace(pool=pool, drive=self.calls.append)  # type: ignore[assignment]
         self._error = error
         self._pinning = self
 
@@ -53,7 +59,9 @@ class _Worker(ElasticWorkerMixin, _Stock):
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the device drive fetches, which is refused where there is none."""
-    monkeypatch.setattr("elasticmoe.runtime.engine.worker.fetch_kind", lambda config: config.fetch)
+    monkeypatch.setattr("elasticmoe.runtime.engine.worker.fetch_kind", lambda config: config.fetch or "device")
+    monkeypatch.setattr("elasticmoe.runtime.engine.worker.get_world_group", lambda: SimpleNamespace(cpu_group=None))
+    monkeypatch.setattr("elasticmoe.runtime.engine.worker.worst_error", lambda error, _: error)
     monkeypatch.setattr("elasticmoe.runtime.engine.worker.packed", lambda config, _: config)
 
 
@@ -73,8 +81,33 @@ def test_pinning_ends_before_the_arena_and_before_memory_is_measured(given: int 
     assert worker.pin_s == 1.5
 
 
-def test_a_failure_refuses_where_the_device_would_fetch() -> None:
-    """And is a warning where the host does."""
-    with pytest.raises(ConfigError, match="of host memory failed"):
-        _Worker(None, error=2).determine_available_memory()
-    assert _Worker(None, error=2, fetch="host").determine_available_memory() == 8
+@pytest.mark.parametrize("fetch", [None, "host"])
+@pytest.mark.parametrize(
+    ("given", "order"),
+    [(2**30, ["measure", "pinned", "host", "arena"]), (None, ["pinned", "host", "measure", "arena"])],
+    ids=["given", "measured"],
+)
+def test_where_pinning_is_refused_the_host_drives_fetches(
+    given: int | None, order: list[str], fetch: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without graphs, which are neither measured nor captured by then; one warning, of one sentence."""
+    worker = _Worker(given, error=2, fetch=fetch)
+    config: Any = SimpleNamespace(num_blocks=4)
+    with caplog.at_level(logging.INFO, "vllm.elasticmoe.worker"):
+        worker.determine_available_memory()
+        with pytest.raises(InterruptedError):
+            worker.initialize_from_config(config)
+    assert worker.calls == order
+    assert worker.vllm_config.compilation_config.cudagraph_mode == CUDAGraphMode.NONE
+    [warning] = caplog.records
+    assert warning.levelno == logging.WARNING
+    assert "of host memory was refused" in warning.getMessage()
+
+
+def test_a_device_that_was_asked_for_is_not_replaced() -> None:
+    """What the user asked for is refused, never dropped; a pool that is pinned keeps its graphs."""
+    with pytest.raises(ConfigError, match="of host memory was refused"):
+        _Worker(None, error=2, fetch="device").determine_available_memory()
+    worker = _Worker(None, fetch="device")
+    worker.determine_available_memory()
+    assert worker.vllm_config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE

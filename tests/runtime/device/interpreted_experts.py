@@ -198,3 +198,19 @@ def test_nothing_is_fetched_ahead_in_a_piece_of_a_graph_or_without_trust() -> No
     assert report is not None
     assert report.predicted == 0
     assert report.missed == LAYOUT.num_layers
+
+
+def test_the_host_can_take_over_before_the_first_step() -> None:
+    """From a pool that could not be pinned: outputs and counts are those of a host that drove from the start."""
+    device, host = _experts("device", {1, 3}), _experts("host", {1, 3})
+    device.drive("host")
+    reports = []
+    for experts in (device, host):
+        experts.begin_step(len(MANY))
+        output = _forward(experts, MANY)
+        reports.append((output, experts.num_tokens, experts.take_report()()))
+    (output, num_tokens, report), (want_output, _, want) = reports
+    assert num_tokens is None
+    assert torch.equal(output, want_output)
+    assert report.missed == want.missed > 0
+    assert np.array_equal(report.routed, want.routed)

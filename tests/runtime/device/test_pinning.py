@@ -1,12 +1,16 @@
 """Pinning goes on beside what else starts; CUDA is not here, so what is called of it is written down instead."""
 
+import multiprocessing
+from pathlib import Path
 from threading import Event, Thread, current_thread
 
 import pytest
 import torch
 
+from elasticmoe.runtime.contract.config import FetchKind, RuntimeConfig
 from elasticmoe.runtime.device.host_pool import HostPool
-from elasticmoe.runtime.device.pinning import Pinning
+from elasticmoe.runtime.device.pinning import Pinning, pageable_warning, worst_error
+from elasticmoe.runtime.errors import ConfigError
 from elasticmoe.runtime.hostpool.layout import HostLayout
 
 DEVICE = torch.device("cuda", 1)
@@ -67,3 +71,60 @@ def test_what_it_raises_whoever_waits_gets() -> None:
     pool.may_end.set()
     with pytest.raises(RuntimeError, match="no driver"):
         Pinning(pool, DEVICE).wait()
+
+
+@pytest.mark.parametrize(
+    ("fetch", "costs"),
+    [
+        ("device", "the host drives the fetches, without CUDA graphs"),
+        ("host", "copies are slower and hold up the host"),
+    ],
+)
+def test_a_pool_that_is_not_pinned_is_served_with_one_warning(fetch: FetchKind, costs: str) -> None:
+    """It names what was refused, what it costs and what to do; graphs are lost only where the device would drive."""
+    config = RuntimeConfig(fetch="host" if fetch == "host" else None)
+    warning = pageable_warning(3 * 2**30, 304, config, fetch)
+    assert "pinning 3072.00 MiB of host memory was refused (cudaHostRegister: CUDA error 304)" in warning
+    assert costs in warning
+    assert ("graphs" in warning) == (fetch == "device")
+    assert "`ulimit -l`" in warning
+    assert "IPC_LOCK" in warning
+    assert "\n" not in warning
+
+
+@pytest.mark.parametrize(
+    ("config", "asks"),
+    [
+        (RuntimeConfig(fetch="device"), "fetch: device has the device read it, .* or leave fetch out"),
+        (RuntimeConfig(lookahead=1), "lookahead has the device read it, .* or leave lookahead out"),
+    ],
+)
+def test_what_only_a_device_can_do_is_refused_where_it_was_asked_for(config: RuntimeConfig, asks: str) -> None:
+    """A device can't read pageable memory: nothing that was asked for is dropped, the sentence says what to leave."""
+    with pytest.raises(ConfigError, match=rf"pinning 3072.00 MiB .* was refused .*, and {asks}.*host drives"):
+        pageable_warning(3 * 2**30, 2, config, "device")
+
+
+def _agree(rank: int, error: int, store: Path, have: Path) -> None:
+    """Be one rank of two, whose pinning ended with `error`."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    group = torch.distributed.group.WORLD
+    assert group is not None
+    have.write_text(str(worst_error(error, group)), encoding="ascii")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("errors", "want"), [((0, 2), "2"), ((0, 0), "0")])
+def test_ranks_agree_on_whether_they_are_pinned(tmp_path: Path, errors: tuple[int, int], want: str) -> None:
+    """One rank's refusal is every rank's: graphs are captured together or not at all."""
+    spawn = multiprocessing.get_context("spawn")
+    files = [tmp_path / str(rank) for rank in range(2)]
+    ranks = [
+        spawn.Process(target=_agree, args=(rank, error, tmp_path / "store", files[rank]))
+        for rank, error in enumerate(errors)
+    ]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(60)
+    assert [file.read_text(encoding="ascii") for file in files] == [want, want]

@@ -81,7 +81,7 @@ class RuntimeConfig(_Strict):
     policy: PolicyName = "goodput"
     arena_bytes: int | None = Field(None, gt=0)
     fetch: FetchKind | None = None
-    """What drives fetches; None: the device where it is a GPU, else the host."""
+    """What drives fetches; None: the device where it is a GPU that the host pool can be pinned for, else the host."""
     lookahead: int = Field(0, ge=0, le=1)
     """Layers ahead of the routing for which experts are fetched on a prediction: where the device drives fetches, and
     into a loading buffer of their own, so `loading_depth` must be more."""

@@ -65,12 +65,16 @@ class Experts:
         self.arena = temporary_arena(layout, pool.dtype, device)
         self._tiers: Tiers | None = None
         self._copies = copies_for(device)
-        self._fetches = self._make_fetches(fetch)
-        self.begin_step, self.end_step = self._fetches.begin_step, self._fetches.end_step
-        self.prepare, self.num_tokens = self._fetches.prepare, self._fetches.num_tokens
+        self.drive(fetch)
         self._planned = 0
         self._start_copy = (0, 0.0)
         """Bytes and seconds of the residents' copies at start, until they are reported."""
+
+    def drive(self, fetch: FetchKind) -> None:
+        """From now on have `fetch` drive the fetches, with counts of its own; between steps, and outside graphs."""
+        self._fetches = self._make_fetches(fetch)
+        self.begin_step, self.end_step = self._fetches.begin_step, self._fetches.end_step
+        self.prepare, self.num_tokens = self._fetches.prepare, self._fetches.num_tokens
 
     @torch.inference_mode()
     def attach(self, storage: torch.Tensor, tiers: Tiers, entries: list[Entry]) -> None:

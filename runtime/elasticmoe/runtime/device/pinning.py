@@ -1,4 +1,7 @@
-"""Pins a host pool beside what else starts: the kernel and the driver are what takes its time."""
+"""Pins a host pool beside what else starts, and says how it is read where that is refused.
+
+The kernel and the driver are what takes the time.
+"""
 
 import time
 from concurrent.futures import Future
@@ -7,7 +10,14 @@ from typing import NamedTuple
 
 import torch
 
+from elasticmoe.runtime.contract.config import FetchKind, RuntimeConfig
 from elasticmoe.runtime.device.host_pool import HostPool
+from elasticmoe.runtime.errors import ConfigError
+from elasticmoe.runtime.units import mib
+
+REMEDY = (
+    "raise `ulimit -l` (of a container --ulimit memlock=-1, or let it have the capability IPC_LOCK) or free host memory"
+)
 
 
 class Pinned(NamedTuple):
@@ -44,3 +54,27 @@ class Pinning:
             self._end.set_result(Pinned(error, time.perf_counter() - started_s))
         except BaseException as fault:  # noqa: BLE001 -- whoever waits gets it
             self._end.set_exception(fault)
+
+
+def pageable_warning(pool_bytes: int, error: int, config: RuntimeConfig, fetch: FetchKind) -> str:
+    """Return what is told where CUDA refused to pin a pool, for `error`, and the host drives fetches from it as it is.
+
+    `fetch` was to drive them. Raises ConfigError where the configuration asks for what only a device does, which can't
+    read pageable memory.
+    """
+    refused = f"pinning {mib(pool_bytes)} of host memory was refused (cudaHostRegister: CUDA error {error})"
+    asks = "lookahead" if config.lookahead else f"fetch: {config.fetch}" if config.fetch == "device" else None
+    if asks:
+        message = f"{refused}, and {asks} has the device read it, which takes pinned memory: {REMEDY}, or leave "
+        raise ConfigError(f"{message}{asks.partition(':')[0]} out, so that the host drives fetches")
+    costs = "copies are slower and hold up the host"
+    if fetch == "device":
+        costs = f"the host drives the fetches, without CUDA graphs, and {costs}: expect fewer tokens/s"
+    return f"{refused}, so it is served from pageable memory: {costs}; to have it pinned {REMEDY}"
+
+
+def worst_error(error: int, group: torch.distributed.ProcessGroup) -> int:
+    """Return the largest error of the group's ranks: they capture graphs together, or none does."""
+    worst = torch.tensor([error])
+    torch.distributed.all_reduce(worst, torch.distributed.ReduceOp.MAX, group)
+    return int(worst)

@@ -11,17 +11,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.config import CUDAGraphMode
+from vllm.distributed.parallel_state import get_world_group
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from elasticmoe.runtime.adjuster.adjuster import start_table
-from elasticmoe.runtime.contract.config import FetchKind, RuntimeConfig, parse_config, settings_from_env
+from elasticmoe.runtime.contract.config import RuntimeConfig, parse_config, settings_from_env
 from elasticmoe.runtime.contract.report import MemoryReport
 from elasticmoe.runtime.coordinator.client import Lease
 from elasticmoe.runtime.device.experts import Experts
-from elasticmoe.runtime.device.host_pool import HostPool
-from elasticmoe.runtime.device.pinning import Pinning
+from elasticmoe.runtime.device.pinning import Pinning, pageable_warning, worst_error
 from elasticmoe.runtime.device.report import PendingReport
 from elasticmoe.runtime.engine import refusal
 from elasticmoe.runtime.engine.geometry import page_tiers, pool_geometry, start_load
@@ -29,11 +30,10 @@ from elasticmoe.runtime.engine.next_gate import NextGate
 from elasticmoe.runtime.engine.routed_experts import building
 from elasticmoe.runtime.engine.setup import fetch_kind, model_shape, warm_sizes
 from elasticmoe.runtime.engine.warm_pool import loading_into, open_pool, wanted_pool
-from elasticmoe.runtime.errors import ConfigError
 from elasticmoe.runtime.pages.changes import PageDelta
 from elasticmoe.runtime.pages.placement import Geometry
 from elasticmoe.runtime.pages.tiers import Tiers
-from elasticmoe.runtime.units import BlockId, mib
+from elasticmoe.runtime.units import BlockId
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _StockRunner
@@ -182,14 +182,25 @@ class ElasticWorkerMixin(_StockWorker):
     # Inside
 
     def _end_pinning(self) -> None:
-        """Wait for the host pool's pinning, if it is under way; raises ConfigError if it failed and must not."""
+        """Wait for the host pool's pinning, if it is under way; where it was refused on any rank, go on without."""
         if self._pinning is None:
             return
         started_s = time.perf_counter()
         (error, self.pin_s), self._pinning = self._pinning.wait(), None
-        _check_pinned(self.experts.pool, error, fetch_kind(self.elastic_config))
         waited_s = time.perf_counter() - started_s
-        logger.info("%.1f s to pin the host pool, %.1f of them waited for", self.pin_s, waited_s)
+        if error := worst_error(error, get_world_group().cpu_group):
+            self._read_pageable(error)
+        else:
+            logger.info("%.1f s to pin the host pool, %.1f of them waited for", self.pin_s, waited_s)
+
+    def _read_pageable(self, error: int) -> None:
+        """Serve from a pool that isn't pinned, without graphs: none is captured yet, and they can't wait for a host."""
+        pool_bytes, config = self.experts.pool.layout.pool_bytes, self.elastic_config
+        warning = pageable_warning(pool_bytes, error, config, fetch_kind(config))
+        self.experts.drive("host")
+        self.vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+        if self.rank == 0:
+            logger.warning("%s", warning)
 
     def _with_counts(self, output: Any) -> Any:
         """Return the output with the counts on it; None, which says that sampling is still to come, leaves them."""
@@ -220,20 +231,6 @@ class ElasticWorkerMixin(_StockWorker):
             host_pool_bytes=self.experts.pool.layout.pool_bytes,
             is_pinned=self.experts.pool.is_pinned,
         )
-
-
-def _check_pinned(pool: HostPool, error: int, fetch: FetchKind) -> None:
-    """Raise ConfigError where the device would have to read memory that it can't; else a failure only costs time."""
-    if not error:
-        return
-    failed = f"pinning {mib(pool.layout.pool_bytes)} of host memory failed (CUDA error {error})"
-    if fetch == "device":
-        message = (
-            f"{failed}, and the device can't fetch from memory that isn't pinned: raise `ulimit -l`, or let the host "
-            "drive fetches (--elastic-fetch host)"
-        )
-        raise ConfigError(message)
-    logger.warning("%s; fetches will be slower; raise `ulimit -l`", failed)
 
 
 def _with_report(output: ModelRunnerOutput | AsyncModelRunnerOutput, report: PendingReport) -> Any:

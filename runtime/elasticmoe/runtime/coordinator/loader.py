@@ -5,7 +5,6 @@ Beside the pool it holds as many matrices as it has threads, which is less than 
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +14,7 @@ from elasticmoe.runtime.contract.model import ModelShape
 from elasticmoe.runtime.coordinator.checkpoint import TensorPlace
 from elasticmoe.runtime.coordinator.dtypes import SAFETENSORS_NAMES, STORED, convert
 from elasticmoe.runtime.errors import CheckpointError
+from elasticmoe.runtime.hostpool.at_once import at_once
 from elasticmoe.runtime.hostpool.manifest import Manifest
 from elasticmoe.runtime.units import MATRICES, ExpertKey
 
@@ -88,9 +88,8 @@ def fill(memory: np.ndarray, reads: Iterable[Read], dtype: str, count: Callable[
     Raises CheckpointError when a file ends early or can't be read.
     """
     target = SAFETENSORS_NAMES[dtype]
-    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="elasticmoe-load") as threads:
-        for num_bytes in threads.map(lambda read: _read_matrix(memory, read, target), reads):
-            count(num_bytes)
+    for num_bytes in at_once(lambda read: _read_matrix(memory, read, target), reads, NUM_THREADS, "elasticmoe-load"):
+        count(num_bytes)
 
 
 def _read_matrix(memory: np.ndarray, read: Read, target: str) -> int:

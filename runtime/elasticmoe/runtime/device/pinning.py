@@ -40,7 +40,7 @@ class Pinning:
         self._pool = pool
         self._device = device
         self._end = Future[Pinned]()
-        Thread(target=self._run, name="pinning", daemon=True).start()  # a start that fails waits for the pages at most
+        Thread(target=self._run, name="pinning", daemon=True).start()  # a start that fails waits for nothing of it
 
     def wait(self) -> Pinned:
         """Return how it ended, once it has; raises what it raised."""

@@ -5,10 +5,10 @@ import ctypes
 import logging
 import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from elasticmoe.runtime.errors import PoolTooSmallError
+from elasticmoe.runtime.hostpool.at_once import at_once
 from elasticmoe.runtime.units import mib
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,8 @@ def allocate(num_bytes: int) -> mmap.mmap:
 def populate(start: int, num_bytes: int, *, is_writable: bool) -> None:
     """Have the pages of a mapping at `start` exist, many at a time: whoever touches or pins them finds them there.
 
-    A system that can't leaves them to be made one after the other; nothing else changes.
+    A system that can't leaves them to be made one after the other; nothing else changes. A process that ends meanwhile,
+    as a refused start does, waits for none of them.
     """
     advice = MADV_POPULATE_WRITE if is_writable else MADV_POPULATE_READ
     libc = ctypes.CDLL(None, use_errno=True)  # lets other threads run meanwhile, as mmap.madvise does not
@@ -48,8 +49,8 @@ def populate(start: int, num_bytes: int, *, is_writable: bool) -> None:
         failed = libc.madvise(ctypes.c_void_p(start + offset), ctypes.c_size_t(size), advice)
         return ctypes.get_errno() if failed else 0
 
-    with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as threads:
-        errors = set(threads.map(one, range(0, num_bytes, POPULATE_BYTES))) - {0}
+    num_threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    errors = set(at_once(one, range(0, num_bytes, POPULATE_BYTES), num_threads, "populate")) - {0}
     if errors:
         reasons = ", ".join(sorted(map(os.strerror, errors)))
         logger.info("the host pool's pages could not be made in advance (%s)", reasons)

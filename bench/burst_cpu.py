@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/burst_cpu.py` finds `bench`
 
+from bench.serving import needs
 from bench.serving.arguments import count, new_file
 from bench.serving.burst import BurstResult
 from bench.serving.files import end_in_a_sentence
@@ -115,6 +116,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
 def main() -> int:
     """0 if the result was written."""
     args = parse_args()
+    needs.engine()
     exit_on_sigterm()
     write_whole(args.out, json.dumps(run(args), indent=1) + "\n")
     say(f"Wrote {args.out}")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/demo.py` finds `bench`
 
+from bench.serving import needs
 from bench.serving.arguments import count
 from bench.serving.burst import BurstResult
 from bench.serving.client import OpenAIClient
@@ -136,6 +137,7 @@ def main() -> int:
     args = parse_args()
     exit_on_sigterm()
     try:
+        needs.engine()
         model = args.model or ensure_tiny_model(say)
         scenario = make_scenario(model, Load(num_requests=args.requests, seed=args.seed))
         say(describe(scenario))

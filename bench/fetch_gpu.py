@@ -21,6 +21,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.serving import needs
+
+if __name__ == "__main__":
+    needs.first("torch", "triton")
+
 import torch
 
 from bench.fetch import copies

@@ -18,9 +18,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.serving import needs
+
+if __name__ == "__main__":
+    needs.first("torch", "triton")
+
 from bench.kernel.shapes import SHAPES
 from bench.serving.arguments import count, counts, new_file
-from bench.serving.errors import BadScenario, BenchError
+from bench.serving.errors import BadScenario
 from bench.serving.files import end_in_a_sentence, parse_object, read_text
 from bench.serving.meta import collect_meta, find_versions
 from elasticmoe.kernels.config import Config, parse_config
@@ -43,6 +48,8 @@ def main() -> int:
     parser.add_argument("--configs", type=Path, help="a tune's result instead of the committed configs")
     args = parser.parse_args()
     args.tuned = read_tuned(args.configs, args.shapes) if args.configs else {}
+    if args.command == "run":
+        needs.packages("vllm")
     result: dict[str, Any] = {"meta": meta()}
     run = tune_shapes if args.command == "tune" else run_shapes
     for _ in run(args, result):
@@ -91,10 +98,9 @@ def run_shapes(args: argparse.Namespace, result: dict[str, Any]) -> Iterator[Non
 
 def meta() -> dict[str, Any]:
     """Versions, hardware and commit, which comes by environment where the tree is a bare copy; BenchError if no GPU."""
+    needs.gpu()
     import torch
 
-    if not torch.cuda.is_available():
-        raise BenchError("want an NVIDIA GPU, torch finds none; run it on a machine that has one")
     found = dataclasses.asdict(collect_meta())
     found["commit"] = os.environ.get("ELASTICMOE_COMMIT", found["commit"])
     found["packages"] |= find_versions(("triton",))

@@ -19,12 +19,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/launches.py` finds `bench`
+
+from bench.serving import needs
+
+if __name__ == "__main__":
+    needs.first("torch", "triton")
+
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/launches.py` finds `bench`
 
 from bench.serving.arguments import count, counts, new_file
 from bench.serving.files import end_in_a_sentence

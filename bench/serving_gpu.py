@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.serving import needs
 from bench.serving.arguments import amount, count, new_file
 from bench.serving.files import end_in_a_sentence
 from bench.serving.meta import collect_meta
@@ -139,6 +140,7 @@ class Recorder:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Serve the batch once after a short warm-up; return figures, schedule and tokens."""
+    needs.engine()
     from vllm import SamplingParams
 
     lengths = draw_lengths(args.requests, args.mean_in, args.mean_out, args.max_model_len, args.seed)

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from bench.matrix.cells import Cell
 from bench.matrix.run import Bench
 from bench.matrix.workloads import Arrival
+from bench.serving import needs
 from bench.serving.files import end_in_a_sentence
 from bench.serving.progress import say
 from elasticmoe.runtime.cli.staging import write_whole
@@ -119,14 +120,17 @@ def profile_case(bench: Bench, case: Case) -> dict[str, Any]:
 
 def main() -> int:
     """Profile every case, and write what there is after each; returns the exit status."""
-    from bench.kernel_gpu import meta
     from bench.serving_h200 import make_parser
 
     args = make_parser().parse_args(["run", *sys.argv[1:], "--cells", ""])
-    bench, cases = Bench(args), dict[str, Any]()
+    needs.packages("vllm")
+    needs.gpu()
+    from bench.kernel_gpu import meta
+
+    bench, told, cases = Bench(args), meta(), dict[str, Any]()
     for name, case in CASES.items():
         cases[name] = profile_case(bench, case)
-        write_whole(args.out, json.dumps({"meta": meta(), "cases": cases}) + "\n")
+        write_whole(args.out, json.dumps({"meta": told, "cases": cases}) + "\n")
         say(f"{name}: {cases[name]['span_us'] / NUM_STEPS / 1000:.1f} ms a step")
     return 0
 

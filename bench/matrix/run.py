@@ -17,6 +17,7 @@ from bench.matrix.plans import Noted, PlanLog
 from bench.matrix.room import Room
 from bench.matrix.systems import GIB, SYSTEMS, Model, freed_bytes, read_model, start_engine
 from bench.matrix.workloads import Arrival, Sizes, make_prompts, plan_arrivals
+from bench.serving import needs
 from bench.serving.errors import BadScenario
 from bench.serving.progress import say
 
@@ -176,6 +177,7 @@ def turn(path: Path | None, *, with_others: bool = False) -> Iterator[None]:
 
 def run(args: Namespace) -> None:
     """Run one system through the cells of the command line."""
+    needs.engine()
     cells = parse_cells(args.cells)
     for cell in cells:  # so that one without requests or room is refused before the engine starts
         plan_arrivals(cell, _sizes(args))

@@ -95,6 +95,9 @@ def _report(args: argparse.Namespace) -> None:
     write_whole(args.plots / "serving.svg", ratios)
     if burst is not None:
         write_whole(args.plots / "burst-h200.svg", burst)
+    else:
+        said = "want a burst's series by ours and by stock in one cell, there is none; run both"
+        print(f"burst-h200.svg is not drawn: {said}", file=sys.stderr)
     if page is None:
         print(text)
     else:

@@ -28,8 +28,12 @@ def _ratios(cells: Sequence[Compared], routing: str) -> str:
 
 
 def draw_burst(rows: Rows) -> str | None:
-    """Return the first burst that ours and stock served over time: experts away, requests, TPOT; None without one."""
-    both = next((one for one in compare(rows) if one.cell["workload"] == "burst" and one.ours and one.stock), None)
+    """Return the first burst that ours and stock served over time: experts away, requests, TPOT; None without one.
+
+    Rows without their series over time are left out.
+    """
+    cells = compare([row for row in rows if row["workload"] == "burst" and row.get("series")])
+    both = next((one for one in cells if one.ours and one.stock), None)
     if both is None:
         return None
     sides = {OURS: _with_away(both.ours[0]["series"]), RIVAL: both.stock[0]["series"]}

@@ -139,6 +139,32 @@ def test_a_burst_is_drawn_over_time() -> None:
     assert draw_burst([ours, STOCK]) is None
 
 
+def test_a_burst_without_its_series_is_left_out() -> None:
+    """Of repeats the first that has one is drawn, of cells likewise; where no pair has any there is no plot."""
+    series = [{"s": at, "resident": 9 - at, "running": at, "tpot_ms": 1} for at in range(3)]
+    bare = [one | {"workload": "burst"} for one in (OURS, STOCK)]
+    empty = [one | {"series": []} for one in bare]
+    more = [one | {"series": series} for one in bare]
+    later = [one | {"kv_gib": 8.0} for one in more]
+    assert draw_burst([*bare, *empty, *more]) == draw_burst(more) is not None
+    assert draw_burst([*bare, *later]) == draw_burst(later) is not None
+    assert draw_burst([*bare, *empty]) is None
+    assert draw_burst([bare[0], more[1]]) is None
+
+
+def test_a_report_says_which_plot_it_has_not_drawn(tmp_path: Path) -> None:
+    """One sentence beside the tables, and the plot that is there stays."""
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps({"rows": [one | {"workload": "burst"} for one in (OURS, STOCK)]}))
+    (tmp_path / "burst-h200.svg").write_text("old")
+    words = ["-m", "bench.serving_h200", "report", str(result), "--plots", str(tmp_path)]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("burst-h200.svg is not drawn: want a burst's series by ours and by stock")
+    assert done.stderr.count("\n") == 1
+    assert (tmp_path / "burst-h200.svg").read_text() == "old"
+
+
 def test_a_part_of_a_page_is_written_anew() -> None:
     """What stands around it stays; a page without the part, or with two, is refused."""
     page = "before\n<!-- it -->\nold\n<!-- /it -->\nafter\n"

@@ -7,7 +7,7 @@ import inspect
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from elasticmoe.runtime.adjuster.adjuster import Adjuster, Demand
 from elasticmoe.runtime.adjuster.decision_log import DecisionLog
@@ -150,9 +150,16 @@ class ElasticMixin(_StockScheduler):
 
     def add_request(self, request: Request) -> None:
         """Note when the request came, by the clock that its waiting is told by, then let vLLM queue it."""
-        known = self.requests.get(request.request_id, request)  # a session's next input joins the request that is there
-        request.elastic_came_s = known.elastic_came_s = time.monotonic()  # arrival_time is wall clock, which may be set
+        request.elastic_came_s = time.monotonic()  # arrival_time is wall clock, which may be set
+        session = self.requests.get(request.request_id)
         super().add_request(request)
+        if session is not None and session.streaming_queue and session.streaming_queue[-1] is not None:
+            session.streaming_queue[-1].elastic_came_s = request.elastic_came_s  # its turn comes after earlier inputs'
+
+    def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
+        """Let vLLM go on to a session's next input, whose first token is waited for from when it came."""
+        session.elastic_came_s = getattr(update, "elastic_came_s", None) or time.monotonic()
+        super()._update_request_as_session(session, update)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         """Take the workers' counts, then let vLLM do its part."""
@@ -172,7 +179,7 @@ class ElasticMixin(_StockScheduler):
         """
         if super().has_requests() or self._new_limits:
             return True
-        return not (self.waiting or self.skipped_waiting) and self.adjuster.wants_step()
+        return not self._num_waiting and self.adjuster.wants_step()
 
     def shutdown(self) -> None:
         """Stop watching, then shut vLLM's scheduler down."""
@@ -182,14 +189,23 @@ class ElasticMixin(_StockScheduler):
 
     # Inside
 
+    @property
+    def _num_waiting(self) -> int:
+        """Return how many requests wait for us, not for the next input of a session that is being served."""
+        return len(self.waiting) + len(self.skipped_waiting) - self.num_waiting_for_streaming_input
+
     def _demand(self) -> Demand:
-        room = max(0, self.max_num_running_reqs - len(self.running))
-        waiting = list(islice(chain(self.waiting, self.skipped_waiting), room))
+        room = max(0, self.max_num_running_reqs - len(self.running) - self.num_waiting_for_streaming_input)
+        waiting = list(islice(filter(_waits, self._in_turn()), room))
         blocks = sum(ceil_div(request.num_tokens, self.block_size) for request in waiting)
-        in_turn = islice(chain(self.skipped_waiting, self.waiting), room)
-        first = next((one for one in in_turn if self._may_start(one) and not one.num_output_tokens), None)
+        may_start = islice(filter(self._may_start, self._in_turn()), room)
+        first = next((one for one in may_start if not one.num_output_tokens), None)
         waited_s = 0.0 if first is None else time.monotonic() - first.elastic_came_s
         return Demand(blocks, len(self.running), len(waiting), self._step_tokens, self._prompt_tokens, waited_s)
+
+    def _in_turn(self) -> Iterator[Request]:
+        """Yield who doesn't run as vLLM asks them to start: first those that it passed over before."""
+        return chain(self.skipped_waiting, self.waiting)
 
     def _may_start(self, request: Request) -> bool:
         """Return whether a request waits for memory, not for its grammar, its KV from elsewhere or its next input."""
@@ -200,7 +216,7 @@ class ElasticMixin(_StockScheduler):
         if self.running and now_s - self._observed_s < METRICS_INTERVAL_S:
             return
         self._observed_s = now_s
-        has_requests = bool(self.running or self.waiting or self.skipped_waiting)
+        has_requests = bool(self.running or self._num_waiting)
         self.metrics.observe(self.adjuster, self.pool.get_current_usage(), has_requests=has_requests)
 
     def _shadow_allocation(self, manager: KVCacheManager) -> None:
@@ -236,6 +252,11 @@ class ElasticScheduler(ElasticMixin, Scheduler):
 
 class ElasticAsyncScheduler(ElasticMixin, AsyncScheduler):
     """vLLM's asynchronous scheduler over the shared pool."""
+
+
+def _waits(request: Request) -> bool:
+    """Return whether a request is still to start: a session between two inputs has, and keeps its blocks."""
+    return bool(request.status != RequestStatus.WAITING_FOR_STREAMING_REQ)
 
 
 def make_scheduler(*, vllm_config: VllmConfig, **rest: Any) -> Scheduler:

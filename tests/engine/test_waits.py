@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -71,7 +72,7 @@ class _Served:
 
     def fill(self, room: int) -> int:
         """Have as many run as memory holds, and let `room` more run by their number alone; returns how many run."""
-        num = self.scheduler.pool.get_num_free_blocks() // -(-FULL_TOKENS // BLOCK_SIZE)
+        num: int = self.scheduler.pool.get_num_free_blocks() // -(-FULL_TOKENS // BLOCK_SIZE)
         for n in range(num):
             self.come("x" * n, FULL_TOKENS, 30)
         self.core.step_fn()
@@ -105,7 +106,7 @@ def test_a_sessions_input_is_waited_for_from_when_it_came(tiny: Path, clock: _Cl
         served.come("s", is_session=True)
         assert served.waited_s(108) == 8
         for num_queued, came_s in ((1, 103), (0, 106)):
-            served.step_until(lambda num=num_queued: len(session.streaming_queue) == num)
+            served.step_until(partial(_has_queued, session, num_queued))
             assert session.status == RequestStatus.WAITING
             assert served.waited_s(110) == 110 - came_s
         served.step_until(lambda: session.status == RequestStatus.WAITING_FOR_STREAMING_REQ)
@@ -189,6 +190,10 @@ def test_a_request_counts_once_its_grammar_is_there(tiny: Path, clock: _Clock) -
         assert len(served.scheduler.running) == num_running  # there is no memory for another
         assert request.status == RequestStatus.WAITING
         assert served.waited_s(120) == 20
+
+
+def _has_queued(session: Any, num: int) -> bool:
+    return len(session.streaming_queue) == num
 
 
 def _asking_for_letters(name: str, num_prompt: int) -> Any:

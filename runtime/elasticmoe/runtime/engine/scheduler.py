@@ -192,7 +192,8 @@ class ElasticMixin(_StockScheduler):
     @property
     def _num_waiting(self) -> int:
         """Return how many requests wait for us, not for the next input of a session that is being served."""
-        return len(self.waiting) + len(self.skipped_waiting) - self.num_waiting_for_streaming_input
+        num_idle: int = self.num_waiting_for_streaming_input
+        return len(self.waiting) + len(self.skipped_waiting) - num_idle
 
     def _demand(self) -> Demand:
         room = max(0, self.max_num_running_reqs - len(self.running) - self.num_waiting_for_streaming_input)

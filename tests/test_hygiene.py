@@ -21,6 +21,7 @@ REGISTRY_HOSTS = (
     "repo.maven" + ".apache.org",
 )
 MACHINE_PATHS = ("/" + "root/", "/" + "home/", "/" + "tmp/", "/" + "work/", "/opt/" + "wheels")
+NEWS_WIDTH = 130
 RESULT_KEYS = ("packages", "commit", "time_utc")
 
 
@@ -45,6 +46,19 @@ def test_readme_names_only_commands_that_exist() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert named >= {"demo", "test"}
     assert named <= targets
+
+
+def test_news_are_wrapped() -> None:
+    """A fragment's lines are as long as the others': towncrier takes them over as they are."""
+    fragments = sorted((ROOT / "newsfragments").glob("*.md"))
+    long = [
+        f"{path.name}:{number}: {len(line)} characters"
+        for path in fragments
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > NEWS_WIDTH
+    ]
+    assert fragments
+    assert long == []
 
 
 def test_results_say_where_they_come_from() -> None:

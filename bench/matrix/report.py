@@ -33,6 +33,7 @@ LATENCY = (
 )  # fmt: skip
 AGREEMENT = ("routing", "KV, GiB", "ours as stock", "ours as itself in most room", "stock as itself in most room")
 OTHERS = ("system", "workload", "routing", "KV, GiB", "tok/s", "ratio", "TTFT, s", "P99 TPOT, ms", "preempted", "peak")
+STARTS = ("system", "ready after, s", "GB in use", "pinning, s", "waited for, s")
 NONE = "–"
 
 
@@ -227,17 +228,15 @@ def _other(runs: Rows) -> list[str]:
 
 
 def _starts(rows: Rows) -> Iterator[str]:
-    told = [
-        row | {"used": (row.get("gpu_bytes") or [{}])[0].get("used"), "pin": (row.get("pin_s") or [None])[0]}
-        for row in rows
-        if row["gpus"] == 1
-    ]
-    sides = [[row for row in told if row["system"] == name] for name in (OURS, RIVAL)]
-    if all(middle(runs, field) is not None for runs in sides for field in ("ready_s", "used")):
-        ours, stock = (
-            f"after {_show(middle(runs, 'ready_s'), 0)} s with {_show(middle(runs, 'used'), 1, 1e9)} GB"
-            for runs in sides
-        )
-        pins = [row["pin"] for row in sides[0] if row["pin"] is not None]
-        pinning = f" Pinning the host pool takes {min(pins):.1f} to {max(pins):.1f} s of it." if pins else ""
-        yield f"Ready {ours} of a GPU in use, stock {stock}.{pinning}"
+    """Tell each start of one GPU once, ours first; its rows share the seconds until it was ready."""
+    started = {(row["system"], row["ready_s"]): row for row in rows if row["gpus"] == 1 and row.get("ready_s")}
+    told = [row for name in (OURS, RIVAL) for (system, _), row in sorted(started.items()) if system == name]
+    if told:
+        yield "**Starts**:"
+        yield table(STARTS, [_start(row) for row in told])
+
+
+def _start(row: dict[str, Any]) -> list[str]:
+    used = (row.get("gpu_bytes") or [{}])[0].get("used")
+    pinned, waited = ((row.get(field) or [None])[0] for field in ("pin_s", "pin_waited_s"))
+    return [row["system"], _show(row["ready_s"], 0), _show(used, 1, 1e9), _show(pinned, 1), _show(waited, 1)]

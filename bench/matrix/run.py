@@ -45,7 +45,7 @@ class Bench:
         self.followed = _read_plans(args.follow)
         self.llm, self.ready_s = start_engine(args, self.model)
         self.gpu_bytes = self.llm.collective_rpc("device_bytes")
-        self.pin_s = self.llm.collective_rpc("pinning_s")
+        self.pin_s, self.pin_waited_s = zip(*self.llm.collective_rpc("pinning_s"), strict=True)
         self.core: Any = self.llm.llm_engine.engine_core.engine_core
         self.room = Room(self.core.scheduler)
         self.freed = freed_bytes(args.system, self.model)
@@ -80,7 +80,7 @@ class Bench:
         row |= {name: waited[name] - before["waited"][name] for name in waited}
         row |= {"resident_end": resident_end, "was_settled": before["was_settled"], "kv_blocks": before["kv_blocks"]}
         row |= {"ready_s": self.ready_s, "gpu_bytes": self.gpu_bytes, "policy": self._policy, "limit": self.args.limit}
-        row |= {"freed_bytes": self.freed, "pin_s": self.pin_s}
+        row |= {"freed_bytes": self.freed, "pin_s": self.pin_s, "pin_waited_s": self.pin_waited_s}
         if cell.workload == "burst":
             row["series"] = recorder.series
         tokens = {str(number): one.tokens for number, one in recorder.served.items()}

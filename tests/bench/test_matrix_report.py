@@ -94,14 +94,15 @@ def test_other_systems_follow_and_a_replay_does_not() -> None:
 
 
 def test_starts_are_told() -> None:
-    """How long until ready and with how much of the first GPU, of both sides; nothing where no run says so."""
-    start = {"ready_s": 185.2, "gpu_bytes": [{"used": 72.76e9}]}
-    text = report([OURS | start, STOCK | start | {"ready_s": 87.6}])
-    assert text.endswith("Ready after 185 s with 72.8 GB of a GPU in use, stock after 88 s with 72.8 GB.")
-    pinned = [OURS | start | {"pin_s": [seconds]} for seconds in (6.29, 42.0)]
-    text = report([*pinned, STOCK | start | {"pin_s": [None]}])
-    assert text.endswith("72.8 GB. Pinning the host pool takes 6.3 to 42.0 s of it.")
-    assert "Ready" not in report([OURS | start, STOCK | {"ready_s": 1.0, "gpu_bytes": [{}]}])
+    """Each start of one GPU once: how long until ready, with how much in use, and what pinning took; nothing without."""
+    start = {"ready_s": 185.2, "gpu_bytes": [{"used": 72.76e9}], "pin_s": [42.0], "pin_waited_s": [1.26]}
+    stock = STOCK | {"ready_s": 87.6, "gpu_bytes": None, "pin_s": [None]}
+    rows = [stock, OURS | start, OURS | start | {"repeat": 1}, OURS | start | {"ready_s": 99.0, "gpus": 2}]
+    assert report(rows).split("**Starts**:")[1].splitlines()[4:] == [
+        "| ours | 185 | 72.8 | 42.0 | 1.3 |",
+        "| stock-graphs | 88 | – | – | – |",
+    ]
+    assert "Starts" not in report([OURS, STOCK | {"ready_s": None}])
 
 
 def test_compared_tokens_are_told() -> None:

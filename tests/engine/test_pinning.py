@@ -79,6 +79,8 @@ def test_pinning_ends_before_the_arena_and_before_memory_is_measured(given: int 
         worker.initialize_from_config(config)
     assert worker.calls == order
     assert worker.pin_s == 1.5
+    assert worker.pin_waited_s is not None
+    assert worker.pin_waited_s < 1.5
 
 
 @pytest.mark.parametrize("fetch", [None, "host"])

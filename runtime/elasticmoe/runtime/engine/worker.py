@@ -84,6 +84,8 @@ class ElasticWorkerMixin(_StockWorker):
     experts: Experts
     pin_s: float | None = None
     """Seconds that pinning the host pool took, beside what else starts; None without a GPU."""
+    pin_waited_s: float | None = None
+    """Seconds of them that nothing else was left to do in."""
     _pinning: Pinning | None = None
     _lease: Lease | None = None
     _report: PendingReport | None = None
@@ -187,11 +189,11 @@ class ElasticWorkerMixin(_StockWorker):
             return
         started_s = time.perf_counter()
         (error, self.pin_s), self._pinning = self._pinning.wait(), None
-        waited_s = time.perf_counter() - started_s
+        self.pin_waited_s = time.perf_counter() - started_s
         if error := worst_error(error, get_world_group().cpu_group):
             self._read_pageable(error)
         else:
-            logger.info("%.1f s to pin the host pool, %.1f of them waited for", self.pin_s, waited_s)
+            logger.info("%.1f s to pin the host pool, %.1f of them waited for", self.pin_s, self.pin_waited_s)
 
     def _read_pageable(self, error: int) -> None:
         """Serve from a pool that isn't pinned, without graphs: none is captured yet, and they can't wait for a host."""

@@ -30,5 +30,5 @@ class WorkerExtension:
         return {"allocated": torch.cuda.memory_allocated(self.device), "used": total - free}
 
     def pinning_s(self) -> tuple[float | None, float | None]:
-        """Return the seconds that pinning the host pool took, and those it was waited for; None on a CPU, and of stock."""
+        """Return the seconds that pinning the host pool took and was waited for; None on a CPU, and of stock."""
         return getattr(self, "pin_s", None), getattr(self, "pin_waited_s", None)

@@ -94,7 +94,7 @@ def test_other_systems_follow_and_a_replay_does_not() -> None:
 
 
 def test_starts_are_told() -> None:
-    """Each start of one GPU once: how long until ready, with how much in use, and what pinning took; nothing without."""
+    """Each start of one GPU once: until ready, GB in use, and what pinning took; nothing without."""
     start = {"ready_s": 185.2, "gpu_bytes": [{"used": 72.76e9}], "pin_s": [42.0], "pin_waited_s": [1.26]}
     stock = STOCK | {"ready_s": 87.6, "gpu_bytes": None, "pin_s": [None]}
     rows = [stock, OURS | start, OURS | start | {"repeat": 1}, OURS | start | {"ready_s": 99.0, "gpus": 2}]

@@ -40,7 +40,10 @@ def check_samples(samples: list[StepSample], requests: Requests, totals: dict[st
     assert max(sample.num_steps for sample in samples) == REPORT_STEPS
     assert sum(sample.num_new_tokens for sample in samples) >= sum(requests.max_tokens) - REPORT_STEPS * 24
     assert sum(sample.num_missed for sample in samples) == totals["missed"]
+    assert sum(sample.num_started for sample in samples) >= len(requests.max_tokens)
+    assert sorted(num for sample in samples for num in sample.answers) == sorted(requests.max_tokens)
     for sample in samples:
+        assert sample.num_started <= sample.num_requests
         assert 0 <= sample.exposed_s <= sample.duration_s
         assert sample.num_prompt_tokens <= sample.num_tokens
         assert sample.num_requests <= sample.num_tokens
@@ -88,7 +91,7 @@ def test_the_adjuster_hears_of_every_token_of_a_step(tiny: Path, monkeypatch: py
 
     with running(tiny, {"arena_bytes": arena_bytes(tiny, BLOCK_SIZE, 40)}) as engine:
         engine.scheduler._on_limit(read_shape(tiny).num_experts)
-        heard, asked = [], []
+        heard, asked, scheduler_asks = [], [], set()
         rescue, schedule = Adjuster.rescue, engine.scheduler.schedule
 
         def listen(adjuster: Adjuster, short_blocks: int, demand: Demand, lost_tokens: int = 0) -> bool:
@@ -98,6 +101,7 @@ def test_the_adjuster_hears_of_every_token_of_a_step(tiny: Path, monkeypatch: py
         def compare(*args: Any, **kwargs: Any) -> "SchedulerOutput":
             output: SchedulerOutput = schedule(*args, **kwargs)
             demand, batch = engine.adjuster._demand, Batch.of(output)
+            scheduler_asks.update({demand.asked_tokens} - {0})
             if not batch.num_preempted:
                 heard.append((demand.num_tokens, demand.prompt_tokens, batch.num_tokens, batch.num_prompt_tokens))
             return output
@@ -111,6 +115,9 @@ def test_the_adjuster_hears_of_every_token_of_a_step(tiny: Path, monkeypatch: py
     assert waiting
     assert all(demand.prompt_tokens > 1 for demand in waiting)
     assert all(demand.num_tokens >= demand.prompt_tokens for demand, _ in asked)
+    assert all(1 < demand.asked_tokens <= demand.prompt_tokens for demand in waiting)
+    assert all(demand.asked_tokens == 1 for demand, lost_tokens in asked if lost_tokens)
+    assert not scheduler_asks, "nobody asks for blocks once the step is scheduled"
 
 
 def test_the_adjuster_hears_how_long_a_first_token_has_been_waited_for(tiny: Path) -> None:

@@ -18,11 +18,11 @@ def make_report(**counts: Any) -> Any:
     return StepReport(routed=np.zeros((1, 1)), **(fields | counts))
 
 
-def make_batch(tokens: int, requests: int = 1, prompt: int = 0, preempted: int = 0) -> Any:
+def make_batch(tokens: int, requests: int = 1, prompt: int = 0, preempted: int = 0, started: int = 0) -> Any:
     """Return a step's tokens."""
     from elasticmoe.runtime.engine.step_clock import Batch
 
-    return Batch(tokens, requests, prompt, preempted)
+    return Batch(tokens, requests, prompt, preempted, started)
 
 
 def test_a_step_lasts_from_the_end_of_the_one_before_it_or_from_its_own_begin() -> None:
@@ -45,14 +45,18 @@ def test_a_sample_adds_up_what_ran_since_the_last_one() -> None:
 
     clock = StepClock()
     clock.begin(0.0)
-    clock.end(make_batch(40, requests=4, prompt=37, preempted=1), 3, 1.0)
+    clock.end(make_batch(40, requests=4, prompt=37, preempted=1, started=2), 3, 1.0)
+    clock.end_answer(9)
     clock.begin(1.0)
-    clock.end(make_batch(4, requests=4), 4, 2.0)
+    clock.end(make_batch(4, requests=4, started=1), 4, 2.0)
+    clock.end_answer(1)
     sample = clock.take(make_report(missed=4, predicted=5, foreseen=3, exposed_s=0.5, copied_bytes=70, copy_s=0.6))
     assert (sample.num_steps, sample.num_tokens, sample.num_requests, sample.num_new_tokens) == (2, 44, 8, 7)
     assert (sample.num_prompt_steps, sample.num_prompt_tokens, sample.num_preempted) == (1, 37, 1)
     assert (sample.num_missed, sample.exposed_s, sample.copied_bytes, sample.copy_s) == (7, 0.5, 70, 0.6)
-    assert clock.take(make_report()).num_steps == 0
+    assert (sample.num_started, sample.answers) == (3, (9, 1))
+    again = clock.take(make_report())
+    assert (again.num_steps, again.answers) == (0, ())
 
 
 def test_steps_without_tokens_are_no_steps() -> None:
@@ -75,5 +79,8 @@ def test_requests_with_several_tokens_compute_prompts_unless_they_are_drafts() -
         scheduled_spec_decode_tokens={"drafts": [4, 5]},
         total_num_scheduled_tokens=34,
         preempted_req_ids={"gone"},
+        scheduled_new_reqs=["prompt"],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={"again", "once more"}),
     )
-    assert Batch.of(output) == Batch(num_tokens=34, num_requests=3, num_prompt_tokens=30, num_preempted=1)
+    expected = Batch(num_tokens=34, num_requests=3, num_prompt_tokens=30, num_preempted=1, num_started=3)
+    assert Batch.of(output) == expected

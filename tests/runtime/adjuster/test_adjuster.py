@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from elasticmoe.runtime.adjuster.adjuster import IDLE, Adjuster, Demand, start_table
-from elasticmoe.runtime.adjuster.prompt_budget import DEPTH, SHARE
+from elasticmoe.runtime.adjuster.prompt_budget import SHARE
 from elasticmoe.runtime.adjuster.sample import StepSample
 from elasticmoe.runtime.contract.config import AdjusterConfig, PolicyName, RuntimeConfig
 from elasticmoe.runtime.contract.names import ARENA_OWNERS
@@ -277,13 +277,18 @@ def test_a_step_of_many_prompts_is_owed_to_who_waits_for_a_next_token() -> None:
     prompts = replace(running, num_tokens=1000, prompt_tokens=995)
     f.step(prompts)
     left_s = f.adjuster.snapshot(running).step_budget_s
-    assert left_s == pytest.approx(f.adjuster.budget.tpot_s * (DEPTH + SHARE + 1) - 0.5, abs=0.03)
+    budget = f.adjuster.budget
+    assert left_s == pytest.approx(SHARE * budget.window * budget.tpot_s - 0.5, abs=0.03)
     assert f.adjuster.snapshot(replace(running, prompt_tokens=5)).step_budget_s == inf, "nobody waits for a token"
     f.adjuster.learn(replace(SAMPLE, num_steps=2, duration_s=0.9))  # the two that were expected to take 0.52 s
     assert f.adjuster.snapshot(running).step_budget_s < left_s
     assert f.adjuster.snapshot(prompts).prompt_tokens == 995
     f.step(replace(running, prompt_tokens=5))
     assert f.adjuster.snapshot(running).step_budget_s == inf, "that step is owed to nobody"
+    assert f.adjuster.snapshot(replace(prompts, asked_tokens=995)).step_budget_s == inf, "the first prompt of a step"
+    assert f.adjuster.snapshot(replace(prompts, asked_tokens=400)).step_budget_s < inf, "not the second one"
+    f.adjuster.learn(replace(SAMPLE, answers=(6, 6)))
+    assert budget.window == 5
 
 
 @pytest.mark.parametrize("policy", ["threshold", "fixed"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from elasticmoe.runtime.adjuster.adjuster import IDLE, Adjuster, Demand, start_table
-from elasticmoe.runtime.adjuster.prompt_budget import DEPTH, MOST_OWED, SHARE
+from elasticmoe.runtime.adjuster.prompt_budget import SHARE
 from elasticmoe.runtime.adjuster.sample import StepSample
 from elasticmoe.runtime.contract.config import AdjusterConfig, PolicyName, RuntimeConfig
 from elasticmoe.runtime.expert_load import ExpertLoad
@@ -48,7 +48,8 @@ def make_config(policy: PolicyName, swaps_per_step: int, swap_margin: float) -> 
 
 def make_demand(running: int, waiting: int, answers: int, prompt_tokens: int) -> Demand:
     """Return a load of so many requests, and of a step with so many answers' next tokens and tokens of prompts."""
-    return Demand(waiting, running, waiting, answers + prompt_tokens, prompt_tokens)
+    tokens = answers + prompt_tokens
+    return Demand(waiting, running, waiting, tokens, prompt_tokens, asked_tokens=prompt_tokens // 2 or prompt_tokens)
 
 
 DEMANDS = st.builds(
@@ -219,9 +220,9 @@ class AdjusterMachine(RuleBasedStateMachine):
     def learn(self, sample: StepSample) -> None:
         """Learn a sample; where something wasn't expected of all its steps, what they took costs nothing."""
         covered, self.foreseen = self.foreseen[: sample.num_steps], self.foreseen[sample.num_steps :]
-        held_s = self.adjuster.budget.held_s
+        left_s = self.left_s
         self.adjuster.learn(sample)
-        assert self.adjuster.budget.held_s == held_s or (len(covered) == sample.num_steps and all(covered))
+        assert self.left_s == left_s or (len(covered) == sample.num_steps and all(covered))
 
     # Steps
 
@@ -277,11 +278,11 @@ class AdjusterMachine(RuleBasedStateMachine):
         """Adjust; an expert leaves only a layer that stays within the limit, or for one that is on its way."""
         self.begin()
         before, swapped = self.resident_or_coming(), self.adjuster.counts.swapped
-        held_s = self.adjuster.budget.held_s
+        left_s = self.left_s
         self.adjuster.adjust(demand)
         self.check_limit(before)
         if self.config.policy == "goodput" and demand.num_tokens:
-            self.check_spent(demand, held_s)
+            self.check_spent(demand, left_s)
         budget = self.config.adjuster.bytes_per_step // self.adjuster.expert_bytes
         assert self.adjuster.counts.swapped - swapped <= budget
 
@@ -293,26 +294,32 @@ class AdjusterMachine(RuleBasedStateMachine):
         self.check_worker()
         self.has_begun = False
 
-    def check_spent(self, demand: Demand, held_s: float) -> None:
-        """Raise AssertionError unless a step paid in its share at most if it is owed, and else left the budget full."""
-        budget, fit = self.adjuster.budget, self.adjuster.model.fit
+    @property
+    def left_s(self) -> float:
+        """What the next step may take if it computes prompts already."""
+        return self.adjuster.budget.step_s(is_owed=True, has_prompt=True)
+
+    @property
+    def all_s(self) -> float:
+        """What a window may take."""
+        return SHARE * self.adjuster.budget.window * self.adjuster.budget.tpot_s
+
+    def check_spent(self, demand: Demand, left_s: float) -> None:
+        """Raise AssertionError unless a step costs nothing where nobody could foresee it, and all is left if unowed."""
+        fit = self.adjuster.model.fit
         is_owed = demand.num_tokens > demand.prompt_tokens
         self.foreseen.append(is_owed and fit.is_ready)
         if not is_owed:
-            assert budget.held_s == DEPTH * budget.tpot_s
+            assert self.left_s == self.all_s
         elif not fit.is_ready:
-            assert budget.held_s == held_s
-        else:
-            assert budget.held_s <= held_s + SHARE * budget.tpot_s + 1e-9
+            assert self.left_s >= left_s - 1e-9
 
     def may_start(self, demand: Demand) -> bool:
         """Return whether a step with the prompt of the request that asks leaves those that run in time."""
-        held_s, tpot_s = self.adjuster.budget.held_s, self.adjuster.budget.tpot_s
         is_owed = demand.num_tokens > demand.prompt_tokens
-        if demand.num_running == 0 or not is_owed or held_s == DEPTH * tpot_s:
-            return True
+        may_take_s = self.adjuster.budget.step_s(is_owed=is_owed, has_prompt=demand.has_prompt)
         tokens = float(demand.num_running + demand.prompt_tokens)
-        return bool(self.adjuster.model.fit.compute_s(tokens) <= (held_s + tpot_s) * (1 + 1e-9))
+        return demand.num_running == 0 or bool(self.adjuster.model.fit.compute_s(tokens) <= may_take_s * (1 + 1e-9))
 
     def rescue(self, short: int, demand: Demand, lost_tokens: int) -> bool:
         """Evict for KV: so many more blocks are free and no prefix was lost, or nothing changed and nothing could."""
@@ -415,10 +422,9 @@ class AdjusterMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_steps_may_last_is_bounded(self) -> None:
-        """As much as was promised, above and below; only `goodput` promises anything."""
-        budget = self.adjuster.budget
-        assert -MOST_OWED * budget.tpot_s <= budget.held_s <= DEPTH * budget.tpot_s
-        assert self.config.policy == "goodput" or budget.held_s == DEPTH * budget.tpot_s
+        """By what was promised; only `goodput` promises anything."""
+        assert self.left_s <= self.all_s
+        assert self.config.policy == "goodput" or self.left_s == self.all_s
 
     @invariant()
     def one_request_fits(self) -> None:

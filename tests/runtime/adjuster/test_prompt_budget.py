@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from elasticmoe.runtime.adjuster.prompt_budget import DEPTH, MOST_OWED, SHARE, PromptBudget
+from elasticmoe.runtime.adjuster.prompt_budget import GUESS, LONGEST, REMEMBERED, SHARE, PromptBudget
 
 TPOT_S = 0.1
 
@@ -15,112 +15,106 @@ def spend(budget: PromptBudget, *steps_s: float) -> None:
         budget.spend(step_s, is_owed=True)
 
 
-def test_a_full_budget_lets_any_step_be() -> None:
-    """Else a prompt that is longer than the budget is deep would never start."""
-    assert PromptBudget(TPOT_S).step_s(is_owed=True) == math.inf
+def left_s(budget: PromptBudget) -> float:
+    """Return what the next step may take, computing some prompt already."""
+    return budget.step_s(is_owed=True, has_prompt=True)
 
 
-def test_steps_within_their_share_leave_it_full() -> None:
-    """And it never holds more, however short they are."""
+def test_where_no_step_was_long_the_first_prompt_may_be() -> None:
+    """Else one that is longer than the window would never start; a second one in the same step has what is left."""
     budget = PromptBudget(TPOT_S)
-    spend(budget, SHARE * TPOT_S, 0.001)
+    spend(budget, *[TPOT_S / 10] * 15)
     assert budget.step_s(is_owed=True) == math.inf
-    assert budget.held_s == DEPTH * TPOT_S
+    assert left_s(budget) == pytest.approx((SHARE * GUESS - 1.5) * TPOT_S)
+    spend(budget, 1.01 * TPOT_S)
+    assert budget.step_s(is_owed=True) == left_s(budget) == pytest.approx((SHARE * GUESS - 1.4 - 1.01) * TPOT_S)
 
 
-def test_each_step_pays_in_six_tenths_of_a_tpot() -> None:
-    """One that lasts as long leaves what is held, one that takes no time adds all of it; so promised, so paid in."""
+def test_a_window_lasts_its_share_of_what_is_promised() -> None:
+    """Whatever was before it is owed to answers that have ended; what a long step took is back once it has left."""
     for tpot_s in (0.1, 0.4):
         budget = PromptBudget(tpot_s)
-        spend(budget, 2 * tpot_s)
-        held_s = budget.held_s
-        spend(budget, 0.6 * tpot_s)
-        assert budget.held_s == pytest.approx(held_s)
+        spend(budget, 9.0, 3 * tpot_s, *[0.0] * (GUESS - 2))
+        assert left_s(budget) == pytest.approx((0.7 * GUESS - 3) * tpot_s)
+        assert budget.step_s(is_owed=True) < math.inf, "the longest step is as long ago as an answer has steps"
         spend(budget, 0.0)
-        assert budget.held_s == pytest.approx(held_s + 0.6 * tpot_s)
+        assert left_s(budget) == pytest.approx(0.7 * GUESS * tpot_s)
 
 
-def test_three_tpots_are_held() -> None:
-    """A step of as many and its share empties a full budget: the next may take one; five of no time fill it again."""
-    budget = PromptBudget(TPOT_S)
-    spend(budget, 3.6 * TPOT_S)
-    assert budget.step_s(is_owed=True) == pytest.approx(TPOT_S)
-    spend(budget, *[0.0] * 4)
-    assert budget.step_s(is_owed=True) == pytest.approx(3.4 * TPOT_S)
-    spend(budget, 0.0, 0.0)
-    assert budget.step_s(is_owed=True) == math.inf
-
-
-def test_an_answer_of_ten_tokens_bears_what_is_held_beside_what_is_paid_in() -> None:
-    """Its mean TPOT is within what was promised though prompts take all that they may; more of either would be late."""
-    budget, lasted_s = PromptBudget(TPOT_S), 0.0
-    for _ in range(10):
-        step_s = min(budget.step_s(is_owed=True), DEPTH * TPOT_S)
-        lasted_s += step_s
-        spend(budget, step_s)
-    assert 0.9 * TPOT_S <= lasted_s / 10 <= TPOT_S
-
-
-@pytest.mark.parametrize("tokens", [3, 10, 100])
+@pytest.mark.parametrize("tokens", [4, 9, 33])
 def test_an_answer_keeps_its_tpot_beside_steps_as_long_as_they_may_be(tokens: int) -> None:
-    """They last their share on average, after what a full budget gave; no less, or prompts would wait for nothing."""
-    budget, lasted_s = PromptBudget(TPOT_S), 0.0
-    for _ in range(tokens):
-        step_s = min(max(budget.step_s(is_owed=True), 0.01), DEPTH * TPOT_S)
-        lasted_s += step_s
-        spend(budget, step_s)
-    assert SHARE * tokens * TPOT_S <= lasted_s <= (SHARE * tokens + DEPTH + 1) * TPOT_S
+    """The shortest one, whenever it starts; steps take all of its share, or prompts would wait for nothing."""
+    budget, steps = PromptBudget(TPOT_S), []
+    budget.learn([tokens] * 10)
+    for _ in range(100):
+        steps.append(max(0.01, min(left_s(budget), 3 * TPOT_S)))
+        spend(budget, steps[-1])
+    windows = [sum(steps[at : at + budget.window]) for at in range(50, 90)]
+    assert max(windows) == pytest.approx(SHARE * (tokens - 1) * TPOT_S, abs=0.01 * tokens)
 
 
-def test_a_long_step_is_paid_off_by_short_ones() -> None:
-    """One of twice the depth leaves it as far below nothing as it was above; ten steps pay a tenth of it each."""
+def test_the_shortest_hundredth_of_the_answers_says_how_long_a_window_is() -> None:
+    """Steps after the first token; two at least, and no more than are remembered."""
     budget = PromptBudget(TPOT_S)
-    spend(budget, (2 * DEPTH + SHARE) * TPOT_S)
-    assert budget.step_s(is_owed=True) == pytest.approx((1 - DEPTH) * TPOT_S)
-    spend(budget, *[(SHARE - DEPTH / 10) * TPOT_S] * 10)
-    assert budget.step_s(is_owed=True) == pytest.approx(TPOT_S)
+    budget.learn([1] * 50)
+    assert budget.window == GUESS, "an answer of one token waits for no next one"
+    budget.learn([200])
+    assert budget.window == LONGEST
+    budget.learn([9])
+    assert budget.window == GUESS
+    budget.learn([7])
+    assert budget.window == 8
+    budget.learn([300] * 196)
+    assert budget.window == GUESS, "the third of two hundred, one of which is guessed"
+    budget.learn([300] * 101)
+    assert budget.window == LONGEST
+    budget.learn([2] * 9)
+    assert budget.window == 2
 
 
-def test_what_is_owed_ends_somewhere() -> None:
-    """Hours of steps that are too long owe no more than seconds: who waits then waits for no answer long gone."""
+def test_answers_long_gone_are_forgotten() -> None:
+    """What is asked changes."""
     budget = PromptBudget(TPOT_S)
-    spend(budget, *[0.9 * TPOT_S] * 1000)
-    budget.settle(1000, 200 * TPOT_S * 1000)
-    assert budget.held_s == pytest.approx(-MOST_OWED * TPOT_S)
-    spend(budget, *[0.0] * math.ceil((MOST_OWED + DEPTH) / SHARE))
-    assert budget.step_s(is_owed=True) == math.inf
+    budget.learn([5] * REMEMBERED)
+    assert budget.window == 4
+    budget.learn([30] * REMEMBERED)
+    assert budget.window == 29
 
 
 def test_where_nobody_waits_for_a_next_token_nothing_is_owed() -> None:
-    """As in the first step of a flood: what was owed is forgotten, and that step costs nothing."""
+    """As in the first step of a flood: what was before is forgotten, and that step costs nothing."""
     budget = PromptBudget(TPOT_S)
     spend(budget, 2.0)
     assert budget.step_s(is_owed=True) < 0
-    assert budget.step_s(is_owed=False) == math.inf, "nor has it to wait"
+    assert budget.step_s(is_owed=False, has_prompt=True) == math.inf, "nor has it to wait"
     budget.spend(5.0, is_owed=False)
-    assert budget.step_s(is_owed=True) == math.inf
+    assert left_s(budget) == pytest.approx(SHARE * GUESS * TPOT_S)
     budget.settle(2, 20.0)
     assert budget.step_s(is_owed=True) == math.inf, "nor is what it took longer than expected"
 
 
 def test_what_steps_took_replaces_what_was_expected_of_them() -> None:
-    """The oldest first; those that are under way keep what is expected of them."""
+    """The oldest first, by as much each; those that are under way keep what is expected of them."""
     budget = PromptBudget(TPOT_S)
     spend(budget, 0.2, 0.2, 0.5)
-    expected_s = budget.held_s
+    expected_s = left_s(budget)
     budget.settle(2, 0.5)
-    assert budget.held_s == pytest.approx(expected_s - 0.1)
+    assert left_s(budget) == pytest.approx(expected_s - 0.1)
     budget.settle(1, 0.3)
-    assert budget.held_s == pytest.approx(expected_s + 0.1)
+    assert left_s(budget) == pytest.approx(expected_s + 0.1)
+    spend(budget, *[0.0] * (GUESS - 4))
+    assert left_s(budget) == pytest.approx(expected_s + 0.1)
+    spend(budget, 0.0)
+    assert left_s(budget) == pytest.approx(expected_s + 0.1 + 0.25)
 
 
 def test_a_step_that_nobody_could_foresee_is_not_counted() -> None:
     """Nor put right later: before a step was measured there is nothing to compare it with."""
     budget = PromptBudget(TPOT_S)
     spend(budget, 0.3, math.nan)
-    held_s = budget.held_s
+    before_s = left_s(budget)
     budget.settle(2, 0.9)
-    assert budget.held_s == held_s
-    spend(budget, 0.0)
+    assert left_s(budget) == before_s
+    spend(budget, 0.1)
     budget.settle(5, 0.9)
-    assert budget.held_s == pytest.approx(held_s + SHARE * TPOT_S), "four of the five were never scheduled"
+    assert left_s(budget) == pytest.approx(before_s - 0.1), "four of the five were never scheduled"

@@ -236,9 +236,16 @@ def test_old_measurements_fade() -> None:
     assert float(fit.compute_s(floats(64))[0]) == pytest.approx(float(slow.compute_s(floats(64))[0]), rel=0.01)
 
 
-def test_prompts_are_counted_per_token_that_comes_out() -> None:
-    """4 prompt steps of 300 tokens in all for 100 new tokens: 0.04 a token, 75 tokens each."""
-    sample = replace(sample_of(FIT, 8), num_prompt_steps=4, num_prompt_tokens=300, num_new_tokens=100)
-    fit = learned(sample)
-    assert fit.prompts_per_token == pytest.approx(0.04)
-    assert fit.prompt_tokens == pytest.approx(75)
+def test_prompts_to_come_are_told_from_answers_that_ended() -> None:
+    """Four answers for 1000 new tokens, beside the one of 256 that was guessed; six prompts of 300 tokens in all."""
+    assert learned().prompts_per_token == pytest.approx(1 / 256)
+    sample = replace(sample_of(FIT, 8), num_new_tokens=1000, answers=(9, 300, 1, 70))
+    fit = learned(replace(sample, num_prompt_steps=2, num_prompt_tokens=300, num_started=6))
+    assert fit.prompts_per_token == pytest.approx(5 / 1256)
+    assert fit.prompt_tokens == pytest.approx(50)
+
+
+def test_a_flood_of_prompts_does_not_look_as_if_prompts_never_ended() -> None:
+    """Requests that started are no answers that ended: the more tokens they have, the fewer prompts are to come."""
+    steps = [replace(sample_of(FIT, 50, steps=1, prompts=(1, 8000)), num_started=50)] * 4
+    assert [learned(*steps[:n]).prompts_per_token < 1 / (256 + 40 * n) for n in range(1, 5)] == [True] * 4

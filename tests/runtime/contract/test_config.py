@@ -39,7 +39,7 @@ def test_every_key_is_read() -> None:
         "loading_depth": 3,
         "adjuster": {
             "thresholds": {"evict_below": 1, "grow_above": 6, "grow_most": 2},
-            "goodput": {"margin": 0.1, "slack": 0.2, "growth_reserve": 0.5, "bus_share": 0.9, "half_life_steps": 50},
+            "goodput": {"margin": 0.1, "slack": 0.2, "bus_share": 0.9, "half_life_steps": 50},
             "half_life_tokens": 7,
             "swap_margin": 1.5,
             "bytes_per_step": 1000,

@@ -22,7 +22,9 @@ def test_a_step_is_counted_by_its_parts() -> None:
     assert meter.add_batch(scheduled, 3).tolist() == [10, 6]
     meter.add_cost(StepCost(1.0, 4.0, 5.5), num_missed=2)
     meter.add_copies(1)
+    meter.add_answers([running(0, 8, 7), running(1, 30, 0)])
     sample = meter.drain()
+    assert (sample.num_started, sample.answers) == (1, (9, 9))
     assert (sample.num_steps, sample.num_requests, sample.num_tokens) == (1, 3, 16)
     assert (sample.num_prompt_steps, sample.num_prompt_tokens, sample.num_new_tokens) == (1, 15, 2)
     assert (sample.duration_s, sample.exposed_s, sample.num_missed) == (5.5, 4.5, 2)
@@ -56,7 +58,9 @@ def test_a_report_is_due_at_the_engines_pace() -> None:
 def test_nothing_is_reported_twice() -> None:
     """After a report all sums start at zero."""
     meter = make_meter()
-    meter.add_batch([(running(0, 8, 7), 1)], 1)
+    meter.add_batch([(running(0, 8, 0), 8)], 1)
+    meter.add_answers([running(0, 8, 7)])
     meter.drain()
     sample = meter.drain()
     assert (sample.num_steps, sample.num_tokens, sample.num_preempted, sample.copied_bytes) == (0, 0, 0, 0)
+    assert (sample.num_started, sample.answers) == (0, ())

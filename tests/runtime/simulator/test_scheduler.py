@@ -63,15 +63,17 @@ def test_who_asks_for_blocks_counts_as_part_of_the_step() -> None:
     allocate = scheduler.kv.allocate
 
     def listen(request: Request, num_new: int, num_wanted: int, lost_tokens: int) -> bool:
-        heard.append((scheduler.demand().num_tokens, scheduler.demand().prompt_tokens))
+        demand = scheduler.demand()
+        heard.append((demand.num_tokens, demand.prompt_tokens, demand.asked_tokens, demand.has_prompt))
         return allocate(request, num_new, num_wanted, lost_tokens)
 
     scheduler.kv.allocate = listen  # type: ignore[method-assign]
     step(scheduler)
-    assert heard == [(20, 20), (32, 32)]
+    assert heard == [(20, 20, 20, False), (32, 32, 12, True)]
     step(scheduler)
-    assert heard[2:] == [(19, 18)]
-    assert (scheduler.demand().num_tokens, scheduler.demand().prompt_tokens) == (19, 18)
+    assert heard[2:] == [(19, 18, 18, False)]
+    demand = scheduler.demand()
+    assert (demand.num_tokens, demand.prompt_tokens, demand.asked_tokens) == (19, 18, 0)
 
 
 def test_who_waits_for_a_first_token_is_told_of_from_its_arrival() -> None:

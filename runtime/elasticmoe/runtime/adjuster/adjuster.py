@@ -50,10 +50,18 @@ class Demand:
     waited_s: float = 0.0
     """Seconds that the first of the waiting requests whose first token is still to come has waited."""
 
+    asked_tokens: int = 0
+    """Tokens of the step that are of the request that failed to get its blocks."""
+
     @property
     def has_answers(self) -> bool:
         """Return whether the step computes somebody's next token beside prompts."""
         return self.num_tokens > self.prompt_tokens
+
+    @property
+    def has_prompt(self) -> bool:
+        """Return whether the step computes a prompt beside that of the request that failed to get its blocks."""
+        return 0 < self.asked_tokens < self.prompt_tokens
 
 
 IDLE = Demand(waiting_blocks=0, num_running=0, num_waiting=0)
@@ -120,6 +128,7 @@ class Adjuster:
     def learn(self, sample: StepSample) -> None:
         """Take in what the engine measured; under asynchronous scheduling, of steps that ended a while ago."""
         self.budget.settle(sample.num_steps, sample.duration_s)
+        self.budget.learn(sample.answers)
         num, prompts = max(sample.num_steps, 1), sample.num_prompt_steps
         weights = np.array([num - prompts, prompts]) / num
         decoding = sample.num_requests / num
@@ -188,7 +197,7 @@ class Adjuster:
             num_running=demand.num_running,
             kv_pages=self._num_used_blocks * tiers.block_bytes / tiers.expert_bytes,
             prompt_tokens=demand.prompt_tokens,
-            step_budget_s=self.budget.step_s(is_owed=demand.has_answers),
+            step_budget_s=self.budget.step_s(is_owed=demand.has_answers, has_prompt=demand.has_prompt),
             lost_tokens=lost_tokens,
             limit=self.limit,
             state=self.table.state.copy(),

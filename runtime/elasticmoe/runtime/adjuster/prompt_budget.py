@@ -1,64 +1,82 @@
 """How long the next step may take before who runs is late: prompts are what makes a step long.
 
-A leaky bucket of seconds. While answers come out, each step pays in its share of the TPOT promised and takes out what
-it lasts, so that prompts that start because experts left for them leave every answer its TPOT.
+An answer of n tokens is late if the n - 1 steps after its first token last longer than as many TPOTs. Who will have how
+many isn't known, so no window of steps as long as the shortest hundredth of the answers may take more than its share.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import inf, isnan, nan
+from math import inf, isnan
 
-SHARE = 0.6
-"""Of the TPOT promised, what steps may last on average: the promise is a P99, and who comes next isn't known."""
-DEPTH = 3
-"""TPOTs that a full budget holds: so much prompts may take at once, what an answer of a few tokens bears."""
-MOST_OWED = 10
-"""TPOTs that it can lack: what was owed before is owed to answers that have ended."""
+SHARE = 0.7
+"""Of the TPOT promised, what is planned with: who runs will hold more KV, and who comes next isn't known."""
+GUESS, LONGEST = 16, 32
+"""Steps of the window before answers have ended, and at most."""
+REMEMBERED = 1000
+"""Answers whose lengths say how long the window is."""
+
+
+@dataclass(slots=True)
+class _Step:
+    lasts_s: float
+    """As expected, then as measured."""
+    is_foreseen: bool
 
 
 @dataclass(slots=True)
 class PromptBudget:
-    """What the steps of the requests that run may last; full at first, and whenever nobody waits for a next token."""
+    """What the steps of the requests that run may last."""
 
     tpot_s: float
     """As promised; seconds."""
-    held_s: float = field(init=False)
-    """Below 0 once steps have lasted longer than who runs can bear."""
-    _expected_s: deque[float] = field(default_factory=deque)
-    """What steps that haven't been measured yet were said to take, the oldest first."""
+    window: int = GUESS
+    """Steps of an answer as short as the shortest hundredth of those that ended."""
+    _steps: deque[_Step] = field(default_factory=lambda: deque(maxlen=LONGEST))
+    """The last ones, since anyone has waited for a next token."""
+    _open: deque[_Step] = field(default_factory=deque)
+    """Those that haven't been measured yet, the oldest first."""
+    _answers: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """Steps after the first token, `LONGEST` at most."""
 
-    def __post_init__(self) -> None:
-        """Start full."""
-        self.held_s = self._full_s
+    def step_s(self, *, is_owed: bool, has_prompt: bool = False) -> float:
+        """Return the seconds that the next step may take, with one more prompt than it `has_prompt` already.
 
-    def step_s(self, *, is_owed: bool) -> float:
-        """Return the seconds that the next step may take; from a full budget any: a long prompt starts some time."""
-        held_s = self._held(is_owed=is_owed)
-        return inf if held_s >= self._full_s else held_s + self.tpot_s
+        Any where nobody waits for a next token. Where no step of the window has lasted a TPOT the first prompt may be
+        of any length too: a long one must start some time.
+        """
+        before = [step.lasts_s for step in self._steps][-self.window :]
+        if not is_owed or (not has_prompt and max(before, default=0.0) <= self.tpot_s):
+            return inf
+        return SHARE * self.window * self.tpot_s - sum(before[1 - self.window :])
 
     def spend(self, expected_s: float, *, is_owed: bool) -> None:
-        """Count a step that was scheduled and is expected to take so many seconds, NaN where nobody knows yet."""
-        self._expected_s.append(expected_s if is_owed else nan)
-        self.held_s = self._held(is_owed=is_owed)
-        if not isnan(self._expected_s[-1]):
-            self._take(expected_s - SHARE * self.tpot_s)
+        """Count a step that was scheduled and is expected to take so many seconds, NaN where nobody knows yet.
+
+        Where everyone's first token is still to come, nobody can be late: what was before is forgotten.
+        """
+        is_foreseen = is_owed and not isnan(expected_s)
+        step = _Step(expected_s if is_foreseen else 0.0, is_foreseen)
+        self._open.append(step)
+        if is_owed:
+            self._steps.append(step)
+        else:
+            self._steps.clear()
 
     def settle(self, num_steps: int, duration_s: float) -> None:
         """Put right what was expected of the oldest steps, if something was of all, by what they took together."""
-        expected_s = sum(self._expected_s.popleft() if self._expected_s else nan for _ in range(num_steps))
-        if not isnan(expected_s):
-            self._take(duration_s - expected_s)
+        steps = [self._open.popleft() for _ in range(min(num_steps, len(self._open)))]
+        if not steps or len(steps) < num_steps or not all(step.is_foreseen for step in steps):
+            return
+        more_s = (duration_s - sum(step.lasts_s for step in steps)) / num_steps
+        for step in steps:
+            step.lasts_s = max(0.0, step.lasts_s + more_s)
 
-    def _held(self, *, is_owed: bool) -> float:
-        """Return what there is for a step that is owed to who waits for a next token, or to nobody.
-
-        Where everyone's first token is still to come, nobody can be late: what was owed is forgotten.
-        """
-        return self.held_s if is_owed else self._full_s
-
-    def _take(self, seconds: float) -> None:
-        self.held_s = min(self._full_s, max(-MOST_OWED * self.tpot_s, self.held_s - seconds))
-
-    @property
-    def _full_s(self) -> float:
-        return DEPTH * self.tpot_s
+    def learn(self, answers: Iterable[int]) -> None:
+        """Take in the tokens of answers that have ended; one of a single token waits for no next one."""
+        lasted = [min(tokens - 1, LONGEST) for tokens in answers if tokens > 1]
+        if not lasted:
+            return
+        self._answers.extend(lasted)
+        num = len(self._answers)
+        self.window = max(2, sorted((GUESS, *self._answers))[min(1 + num // 100, num)])

@@ -35,3 +35,7 @@ class StepSample:
     """Seconds that those copies took by their own clock; 0 with copied_bytes 0 where nothing was measured."""
     num_preempted: int
     """Requests that were preempted in these steps."""
+    num_started: int = 0
+    """Requests whose prompts these steps began to compute, once more after a preemption."""
+    answers: tuple[int, ...] = ()
+    """Tokens of each answer that ended."""

@@ -25,6 +25,8 @@ LEAST_TOLD = 1e-3
 """Share of layers that miss more than they hide, below which a sample says nothing of what they hide."""
 PRIOR_MISSES = 32.0
 """What the first guess weighs that as many experts are missed as by independent routing."""
+PRIOR_ANSWER = 256.0
+"""Tokens of the one answer that is taken to have ended before any has."""
 RECENT = 8
 """How much faster than the GPU's costs the traffic's ways fade: its prompts, and its misses for each one expected."""
 
@@ -48,9 +50,9 @@ class StepFit:
     miss_factor: float = 1.0
     """Fetches measured for each one expected."""
     prompts_per_token: float = 0.0
-    """Steps that compute prompts, for each token that comes out."""
+    """Answers that end for each token that comes out: as many requests start for it, while many wait."""
     prompt_tokens: float = 0.0
-    """Tokens of prompts in such a step."""
+    """Tokens of one prompt."""
 
     @property
     def is_ready(self) -> bool:
@@ -62,7 +64,7 @@ class StepFit:
         each_step, experts, each_token = self.terms
         return each_step + experts * touched_share(tokens, self.mean_spared) + each_token * tokens
 
-    def compute_alone_s(self, tokens: int) -> float:
+    def compute_alone_s(self, tokens: float) -> float:
         """Return `compute_s` of one step; where a step is judged each time a request is short, numpy takes too long."""
         each_step, experts, each_token = self.terms
         return each_step - experts * expm1(tokens * self.mean_spared) + each_token * tokens
@@ -106,12 +108,12 @@ class StepModel:
         keep = 0.5 ** (sample.num_steps / self._half_life_steps)
         self._fade(keep)
         self._ratio("bus", sample.copy_s, sample.copied_bytes)
+        self._ratio("prompts", len(sample.answers), sample.num_new_tokens)
         if sample.num_steps:
             self._regress(sample)
             self._overlap(sample, expected)
             self._ratio("misses", sample.num_missed, float(expected.mean) * self._num_layers * sample.num_steps)
-            self._ratio("prompts", sample.num_prompt_steps, sample.num_new_tokens)
-            self._ratio("prompt_tokens", sample.num_prompt_tokens, sample.num_prompt_steps)
+            self._ratio("prompt_tokens", sample.num_prompt_tokens, sample.num_started)
         self.fit = self._solved()
 
     def _fade(self, keep: float) -> None:
@@ -181,7 +183,7 @@ class StepModel:
             expert_s=self._expert_s,
             overlap=self._believed("overlap", PRIOR_OVERLAP, PRIOR_OVERLAP_S),
             miss_factor=self._believed("misses", 1.0, PRIOR_MISSES),
-            prompts_per_token=self._known("prompts", 0.0),
+            prompts_per_token=self._believed("prompts", 1 / PRIOR_ANSWER, PRIOR_ANSWER),
             prompt_tokens=self._known("prompt_tokens", 0.0),
         )
 

@@ -47,8 +47,6 @@ class Goodput(_Strict):
     """Predicted gain in tokens/s, as a share, below which nothing is evicted."""
     slack: float = Field(0.03, ge=0, lt=1)
     """Share of the best predicted tokens/s that may be given up so that more requests run and fewer wait."""
-    growth_reserve: float = Field(0.1, ge=0)
-    """Pages kept free for running requests to grow into, as a share of what they hold."""
     bus_share: float = Field(0.75, gt=0, le=1)
     """Share of the bus that missed fetches leave idle which bringing experts back may take."""
     half_life_steps: int = Field(1000, ge=1)

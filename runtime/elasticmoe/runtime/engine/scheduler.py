@@ -74,7 +74,7 @@ class ElasticMixin(_StockScheduler):
         self._new_limits: deque[int] = deque()
         self._wake: Callable[[], None] = lambda: None
         self._limit_file: LimitFile | None = None
-        self._step_tokens = self._prompt_tokens = 0
+        self._step_tokens = self._prompt_tokens = self._asked_tokens = 0
         self._unreported = 0
         self._report_steps = 1
         self._clock = StepClock()
@@ -172,6 +172,12 @@ class ElasticMixin(_StockScheduler):
             self.metrics.add_report(report)
         return super().update_from_output(scheduler_output, model_runner_output)
 
+    def _handle_stopped_request(self, request: Request) -> bool:
+        """Count an answer that has come to its end; one that was aborted says nothing of how long answers are."""
+        self._clock.end_answer(request.num_output_tokens)
+        is_finished: bool = super()._handle_stopped_request(request)
+        return is_finished
+
     def has_requests(self) -> bool:
         """Return whether a step is due: for requests, a new limit, or experts that can come back.
 
@@ -202,7 +208,8 @@ class ElasticMixin(_StockScheduler):
         may_start = islice(filter(self._may_start, self._in_turn()), room)
         first = next((one for one in may_start if not one.num_output_tokens), None)
         waited_s = 0.0 if first is None else time.monotonic() - first.elastic_came_s
-        return Demand(blocks, len(self.running), len(waiting), self._step_tokens, self._prompt_tokens, waited_s)
+        tokens = self._step_tokens, self._prompt_tokens
+        return Demand(blocks, len(self.running), len(waiting), *tokens, waited_s, self._asked_tokens)
 
     def _in_turn(self) -> Iterator[Request]:
         """Yield who doesn't run as vLLM asks them to start: first those that it passed over before."""
@@ -237,7 +244,10 @@ class ElasticMixin(_StockScheduler):
             while blocks is None:
                 call = Allocation.of(signature, request, *args, **kwargs)
                 lost_tokens = 0 if call.is_admission else self.running[-1].num_computed_tokens
-                if not self.adjuster.rescue(short_blocks(manager, call), self._demand(), lost_tokens):
+                self._asked_tokens = num_new_tokens
+                is_rescued = self.adjuster.rescue(short_blocks(manager, call), self._demand(), lost_tokens)
+                self._asked_tokens = 0
+                if not is_rescued:
                     self._step_tokens -= num_new_tokens
                     self._prompt_tokens -= prompt_tokens
                     return None

@@ -21,6 +21,7 @@ class Batch:
     num_requests: int
     num_prompt_tokens: int
     num_preempted: int
+    num_started: int = 0
 
     @classmethod
     def of(cls, output: SchedulerOutput) -> "Batch":
@@ -32,6 +33,7 @@ class Batch:
             num_requests=len(counts),
             num_prompt_tokens=sum(num for num in counts.values() if num > 1),
             num_preempted=len(output.preempted_req_ids or ()),
+            num_started=len(output.scheduled_new_reqs) + len(output.scheduled_cached_reqs.resumed_req_ids),
         )
 
 
@@ -81,7 +83,12 @@ class StepClock:
             num_prompt_tokens=sums.num_prompt_tokens + batch.num_prompt_tokens,
             num_new_tokens=sums.num_new_tokens + num_new_tokens,
             num_preempted=sums.num_preempted + batch.num_preempted,
+            num_started=sums.num_started + batch.num_started,
         )
+
+    def end_answer(self, num_tokens: int) -> None:
+        """Count an answer that has ended."""
+        self._sum = replace(self._sum, answers=(*self._sum.answers, num_tokens))
 
     def take(self, report: StepReport) -> StepSample:
         """Return the sample of the steps that a report covers, and start anew."""

@@ -29,6 +29,8 @@ class Meter:
         self._num_steps = self._num_requests = self._num_prompt_steps = 0
         self._num_prompt_tokens = self._num_new_tokens = self._num_preempted = 0
         self._num_missed = self._num_copied = 0
+        self._num_started = 0
+        self._answers: list[int] = []
         self._duration_s = self._exposed_s = 0.0
 
     def add_batch(self, scheduled: list[tuple[Request, int]], num_preempted: int) -> np.ndarray:
@@ -37,6 +39,7 @@ class Meter:
         num_prompt_tokens = num_new_tokens = 0
         for request, num_new in scheduled:
             groups[request.group] += num_new
+            self._num_started += request.computed == 0
             left = request.num_tokens - request.computed
             num_new_tokens += num_new == left
             num_prompt_tokens += num_new if left > 1 else 0
@@ -55,6 +58,10 @@ class Meter:
         self._exposed_s += cost.exposed_s
         self._num_missed += num_missed
         self._num_copied += num_missed
+
+    def add_answers(self, done: list[Request]) -> None:
+        """Add requests that a step has finished."""
+        self._answers += [request.arrival.output_tokens for request in done]
 
     def add_copies(self, num_experts: int) -> None:
         """Add copies of whole experts that nothing waited for."""
@@ -79,6 +86,8 @@ class Meter:
             copied_bytes=self._num_copied * self._expert_bytes,
             copy_s=self._num_copied * self._expert_s,
             num_preempted=self._num_preempted,
+            num_started=self._num_started,
+            answers=tuple(self._answers),
         )
         self._wanted_steps = min(REPORT_STEPS, 2 * self._wanted_steps)
         self._clear()

@@ -66,6 +66,7 @@ class Scheduler:
             num_tokens=sum(tokens),
             prompt_tokens=sum(num_new for num_new in tokens if num_new > 1),
             waited_s=0.0 if first is None else self.now_s - first.arrival.at_s,
+            asked_tokens=self._asking,
         )
 
     def finish_step(self, now_s: float) -> list[Request]:

@@ -83,7 +83,7 @@ class Simulation:
         self._meter.add_copies(num_loads)
         self.now_s += cost.total_s
         num_running = len(scheduler.running)
-        scheduler.finish_step(self.now_s)
+        self._meter.add_answers(scheduler.finish_step(self.now_s))
         load = Load(num_running, len(scheduler.waiting))
         if elastic is not None:
             self._report(elastic)

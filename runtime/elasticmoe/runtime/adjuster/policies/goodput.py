@@ -10,6 +10,7 @@ import numpy as np
 
 from elasticmoe.runtime.adjuster.choose import choose_evictions, choose_loads
 from elasticmoe.runtime.adjuster.forecast import forecast, misses_at
+from elasticmoe.runtime.adjuster.prompt_budget import SHARE
 from elasticmoe.runtime.adjuster.snapshot import Snapshot
 from elasticmoe.runtime.contract.config import RuntimeConfig
 from elasticmoe.runtime.pages.changes import Plan, Reason
@@ -70,11 +71,12 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     """Return whether covering the shortage pays.
 
     Some depth must bring more tokens/s than nobody away. A request that waits gets pages up to the best one, or near
-    it, that keeps the TPOT promised, and no deeper than what is best while no prompt is computed: its answer takes far
-    more steps than its prompt, which would hide many copies. The step that would compute its prompt must leave those
-    that run in time. One that runs needs no margin, may go further beyond the best depth, answers for no prompt, and
-    where no depth keeps the TPOT the tokens/s alone decide: if it were preempted, its tokens would be computed again.
-    Where a first token is in danger, tokens/s may fall to those with nobody away, with prompts and without.
+    it, that keeps a share of the TPOT promised, since who runs will hold more KV, and no deeper than what is best
+    while no prompt is computed: its answer takes far more steps than its prompt, which would hide many copies. The
+    step that would compute its prompt must leave those that run in time. One that runs needs no margin, may go further
+    beyond the best depth, answers for no prompt, and where no depth keeps the TPOT the tokens/s alone decide: if it
+    were preempted, its tokens would be computed again. Where a first token is in danger, tokens/s may fall to those
+    with nobody away, with prompts and without.
     """
     ours, now = config.adjuster.goodput, snap.depth
     after = now + ceil_div(snap.short_pages, MATRICES) / snap.num_layers
@@ -84,7 +86,7 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     is_running, is_hurried = snap.lost_tokens > 0, _is_hurried(snap, config)
     tpot_s = expected.decode_s if is_running else expected.step_s
     tokens_per_s = expected.tokens_per_s.tolist()
-    rates = _rates(tokens_per_s, tpot_s, config)
+    rates = _rates(tokens_per_s, tpot_s if is_running else tpot_s / SHARE, config)
     if is_running and not any(rates):
         rates = tokens_per_s
     best = rates.index(max(rates))
@@ -131,17 +133,10 @@ def _bring_back(snap: Snapshot, config: RuntimeConfig) -> Plan:
 
 
 def _spare_pages(snap: Snapshot, config: RuntimeConfig) -> float:
-    """Return the pages for experts; where too many experts are away for the requests' own good, all that are free.
-
-    Where there is room for every expert that is away, none of it is kept for growth: with the last of a buffer's
-    experts its slots come back too, and no step waits for a fetch any more.
-    """
+    """Return the pages for experts; where too many experts are away for the requests' own good, all that are free."""
     spare: float = snap.free_pages - snap.waiting_pages - config.adjuster.thresholds.grow_above
-    if spare >= MATRICES * snap.num_away:
-        return spare
-    spare -= config.adjuster.goodput.growth_reserve * snap.kv_pages if snap.num_running else 0
     if spare < MATRICES <= snap.free_pages and snap.num_running and snap.depth and snap.fit.is_ready:
-        return snap.free_pages if _is_too_deep(snap, config) else spare
+        return snap.free_pages if _is_too_deep(snap, config) or _is_too_early(snap) else spare
     return spare
 
 
@@ -157,6 +152,12 @@ def _is_too_deep(snap: Snapshot, config: RuntimeConfig) -> bool:
     nobody = rates[1] if snap.num_waiting else (1 - ours.margin) * rates[1]
     slack = 1.0 if _is_hurried(snap, config) else ours.slack
     return rates[0] < max((1 - slack - ours.margin) * max(rates), nobody)
+
+
+def _is_too_early(snap: Snapshot) -> bool:
+    """Return whether the next prompt would make who runs late: it gets no more of experts' pages than they left it."""
+    next_s = snap.fit.compute_alone_s(snap.num_running + snap.fit.prompt_tokens)
+    return snap.num_waiting > 0 and next_s > snap.step_budget_s
 
 
 def _loads_per_step(snap: Snapshot, config: RuntimeConfig) -> int:

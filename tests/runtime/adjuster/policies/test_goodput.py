@@ -145,13 +145,15 @@ def test_a_prompt_that_would_make_who_runs_late_waits() -> None:
 def test_who_waits_is_held_to_the_mean_step_and_who_runs_to_one_without_prompts() -> None:
     """Every third step computes a prompt: 29 ms on average are too much for 25 ms, though decoding takes less.
 
-    So they are for who waits where 40 ms are promised: of those it gets 28, since who runs will hold more KV.
+    So they are for who waits where 40 ms are promised: of those it gets 28, since who runs will hold more KV; all of
+    them where its first token is in danger.
     """
     fit = replace(FIT, prompts_per_token=1 / 100, prompt_tokens=3000.0)
     strict, near, loose = (RuntimeConfig(slo=Slo(tpot_ms=ms)) for ms in (25, 40, 60))
     snap = busy(fit=fit)
     assert not plan(snap, strict)
     assert not plan(snap, near)
+    assert plan(replace(snap, waited_s=4.0), RuntimeConfig(slo=Slo(tpot_ms=40, ttft_ms=5000))).evict
     assert plan(snap, loose).evict
     assert plan(replace(snap, lost_tokens=300), strict).evict
 

@@ -75,8 +75,8 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     while no prompt is computed: its answer takes far more steps than its prompt, which would hide many copies. The
     step that would compute its prompt must leave those that run in time. One that runs needs no margin, may go further
     beyond the best depth, answers for no prompt, and where no depth keeps the TPOT the tokens/s alone decide: if it
-    were preempted, its tokens would be computed again. Where a first token is in danger, tokens/s may fall to those
-    with nobody away, with prompts and without.
+    were preempted, its tokens would be computed again. Where a first token is in danger, all of the TPOT is planned
+    with, and tokens/s may fall to those with nobody away, with prompts and without.
     """
     ours, now = config.adjuster.goodput, snap.depth
     after = now + ceil_div(snap.short_pages, MATRICES) / snap.num_layers
@@ -86,7 +86,7 @@ def _judge(snap: Snapshot, config: RuntimeConfig) -> _Verdict:
     is_running, is_hurried = snap.lost_tokens > 0, _is_hurried(snap, config)
     tpot_s = expected.decode_s if is_running else expected.step_s
     tokens_per_s = expected.tokens_per_s.tolist()
-    rates = _rates(tokens_per_s, tpot_s if is_running else tpot_s / SHARE, config)
+    rates = _rates(tokens_per_s, tpot_s if is_running or is_hurried else tpot_s / SHARE, config)
     if is_running and not any(rates):
         rates = tokens_per_s
     best = rates.index(max(rates))

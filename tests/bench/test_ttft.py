@@ -11,7 +11,7 @@ from bench.serving.meta import ROOT
 from bench.simulation.cells import SLO, Cell
 from elasticmoe.runtime.simulator.requests import Arrival, Request
 
-CELL = Cell("h200", "flat", 0.5, "burst")
+CELL = Cell("h200", "flat", 1.0, "burst")
 
 
 def committed() -> list[ttft.Row]:
@@ -32,12 +32,12 @@ def test_a_request_keeps_both_promises_or_none(first_s: float, finished_s: float
 def test_a_promised_first_token_is_kept_where_it_was_not_and_experts_leave_once() -> None:
     """From one cell's start to its end; the rows are the result's, without the promise the simulator's table's."""
     stock, without, promised = rows = ttft.make_rows(CELL)
-    assert rows == [row for row in committed() if (row.routing, row.kv_gib, row.workload) == ("flat", 0.5, "burst")]
+    assert rows == [row for row in committed() if (row.routing, row.kv_gib, row.workload) == ("flat", 1.0, "burst")]
     assert stock.kept_share < without.kept_share < 0.8 < promised.kept_share == 1.0
     assert promised.ratio_to_stock > 0.95 * without.ratio_to_stock > 1
-    assert without.evicted < promised.evicted == promised.loaded < 1.5 * without.evicted
+    assert without.evicted < promised.evicted == promised.loaded < 2 * without.evicted
     table = json.loads((ROOT / "bench" / "results" / "simulator.json").read_text(encoding="utf-8"))["rows"]
-    place = {"gpu": "h200", "routing": "flat", "kv_gib": 0.5, "workload": "burst", "policy": "goodput"}
+    place = {"gpu": "h200", "routing": "flat", "kv_gib": 1.0, "workload": "burst", "policy": "goodput"}
     (same,) = [row for row in table if row | place == row]
     assert (same["tok_s"], same["evicted"]) == (without.tok_s, without.evicted)
 
@@ -64,4 +64,4 @@ def test_a_result_has_every_cell(
     result = json.loads(out.read_text())
     assert list(result) == ["meta", "rows"]
     assert [row["system"] for row in result["rows"]] == ["stock", "goodput", "goodput, ttft"]
-    assert "flat, 0.5 GiB, burst: stock 23% kept, 1.000; goodput 77% kept" in capsys.readouterr().out
+    assert "flat, 1.0 GiB, burst: stock 40% kept, 1.000; goodput 69% kept" in capsys.readouterr().out

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from elasticmoe.runtime.adjuster.adjuster import Adjuster, Demand
 from tests.engine.engines import BLOCK_SIZE, Engine, draw_requests, running
 from tests.engine.sizes import arena_bytes, read_shape
 
@@ -52,7 +53,7 @@ class _Served:
         self.scheduler.add_request(request)
         return request
 
-    def make(self, name: str, num_prompt: int, num_out: int, *, is_session: bool = False) -> Any:
+    def make(self, name: str, num_prompt: int, num_out: int, *, is_session: bool = False, priority: int = 0) -> Any:
         """Return a request of vLLM's."""
         from vllm import SamplingParams
         from vllm.v1.request import Request
@@ -60,15 +61,38 @@ class _Served:
         params = SamplingParams(temperature=0, max_tokens=num_out, ignore_eos=True, detokenize=False)
         ids = [3 + (7 * n + len(name)) % 500 for n in range(num_prompt)]
         hasher = self.core.request_block_hasher
-        return Request(name, ids, params, None, block_hasher=hasher, resumable=is_session)
+        return Request(name, ids, params, None, block_hasher=hasher, resumable=is_session, priority=priority)
 
-    def step_until(self, is_there: Callable[[], bool]) -> None:
+    def make_elsewhere(self, name: str, num_prompt: int, **more: Any) -> Any:
+        """Return a request whose KV is still to come, as a connector leaves it; none is served, see limits."""
+        from vllm.v1.request import RequestStatus
+
+        request = self.make(name, num_prompt, 2, **more)
+        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        return request
+
+    def come_asking(self, name: str) -> Any:
+        """Have a request come whose answer follows a grammar, which is compiled first."""
+        request, _ = self.core.preprocess_add_request(_asking_for_letters(name, FULL_TOKENS))
+        self.scheduler.add_request(request)
+        return request
+
+    @contextmanager
+    def compiling_nothing(self) -> Iterator[None]:
+        """Have no grammar compiled meanwhile."""
+        compilers, may_compile = self.core.structured_output_manager.executor, Event()
+        for _ in range(compilers._max_workers):
+            compilers.submit(may_compile.wait, 30)
+        yield
+        may_compile.set()
+
+    def step_until(self, is_there: Callable[[], bool], most: int = 50) -> None:
         """Step until it is so."""
-        for _ in range(50):
+        for _ in range(most):
             if is_there():
                 return
             self.core.step_fn()
-        raise AssertionError("50 steps, and it isn't so")
+        raise AssertionError(f"{most} steps, and it isn't so")
 
     def fill(self, room: int) -> int:
         """Have as many run as memory holds, and let `room` more run by their number alone; returns how many run."""
@@ -79,6 +103,11 @@ class _Served:
         assert len(self.scheduler.running) == num
         self.scheduler.max_num_running_reqs = num + room
         return num
+
+    def asked(self) -> tuple[int, int]:
+        """Return how many wait for memory, and for how many blocks."""
+        demand = self.scheduler._demand()
+        return demand.num_waiting, demand.waiting_blocks
 
     def waited_s(self, now_s: float) -> float:
         """Return how long a first token has been waited for at that time."""
@@ -153,18 +182,20 @@ def test_experts_come_back_beside_a_session_without_input(tiny: Path) -> None:
 
 
 def test_who_waits_for_kv_from_elsewhere_hides_nobody(tiny: Path, clock: _Clock) -> None:
-    """However few may still start: vLLM passes over whoever isn't ready, and so does what is told of the wait."""
-    from vllm.v1.request import RequestStatus
-
+    """However few may still start: vLLM passes over whoever isn't ready, and so does what is told of who waits."""
     with _serving(tiny, clock, max_num_seqs=2) as served:
         served.come("runs", num_out=100)
         served.core.step_fn()
-        elsewhere = served.make("elsewhere", 20, 2)
-        elsewhere.status = RequestStatus.WAITING_FOR_REMOTE_KVS  # as a connector leaves it; none is served, see limits
+        elsewhere = served.make_elsewhere("elsewhere", 5 * BLOCK_SIZE)
         served.scheduler.add_request(elsewhere)
         assert served.waited_s(150) == 0
-        served.come("waits")
+        assert served.asked() == (0, 0)
+        served.come("waits", num_prompt=3 * BLOCK_SIZE)
         assert served.waited_s(155) == 5
+        assert served.asked() == (1, 3)
+        served.scheduler.finished_recving_kv_req_ids.add("elsewhere")  # its KV is there
+        assert served.waited_s(160) == 60
+        assert served.asked() == (1, 5)
 
 
 def test_a_request_counts_once_its_grammar_is_there(tiny: Path, clock: _Clock) -> None:
@@ -173,27 +204,88 @@ def test_a_request_counts_once_its_grammar_is_there(tiny: Path, clock: _Clock) -
 
     with _serving(tiny, clock, 20, skip_tokenizer_init=False) as served:
         num_running = served.fill(room=1)
-        compilers, may_compile = served.core.structured_output_manager.executor, Event()
-        for _ in range(compilers._max_workers):
-            compilers.submit(may_compile.wait, 30)
-        asked = _asking_for_letters("grammar", FULL_TOKENS)
-        request, _ = served.core.preprocess_add_request(asked)
-        served.scheduler.add_request(request)
-        assert request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-        assert served.waited_s(110) == 0
-        served.come("after", num_prompt=FULL_TOKENS)
-        assert served.waited_s(113) == 3
-        may_compile.set()
-        while request.structured_output_request.grammar is None:
-            time.sleep(0.01)
+        num_blocks = -(-FULL_TOKENS // BLOCK_SIZE)
+        with served.compiling_nothing():
+            request = served.come_asking("grammar")
+            assert request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+            assert served.waited_s(110) == 0
+            assert served.asked() == (0, 0)
+            served.come("after", num_prompt=FULL_TOKENS - BLOCK_SIZE)
+            assert served.waited_s(113) == 3
+            assert served.asked() == (1, num_blocks - 1)
+        _wait_for_grammar(request)
         served.core.step_fn()
         assert len(served.scheduler.running) == num_running  # there is no memory for another
         assert request.status == RequestStatus.WAITING
         assert served.waited_s(120) == 20
+        assert served.asked() == (1, num_blocks)
+
+
+def test_whose_grammar_is_there_counts_before_its_turn(tiny: Path, clock: _Clock) -> None:
+    """Nobody behind the one that memory keeps is asked by vLLM: where all answers follow grammars, all of them wait."""
+    from vllm.v1.request import RequestStatus
+
+    with _serving(tiny, clock, 20, skip_tokenizer_init=False) as served:
+        served.fill(room=3)
+        asking = [served.come_asking(name) for name in ("one", "two", "three")]
+        for request in asking:
+            _wait_for_grammar(request)
+        served.core.step_fn()
+        assert asking[-1].status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        assert served.asked() == (3, 3 * -(-FULL_TOKENS // BLOCK_SIZE))
+
+
+@pytest.mark.parametrize(("policy", "blocks", "waited_s"), [("fcfs", 5, 10), ("priority", 3, 5)])
+def test_who_starts_next_is_told_of_as_the_policy_has_it(
+    tiny: Path, clock: _Clock, policy: str, blocks: int, waited_s: float
+) -> None:
+    """With room for one: first come, first served, whom vLLM passed over before; by priority, the more urgent one."""
+    with _serving(tiny, clock, max_num_seqs=2, scheduling_policy=policy) as served:
+        served.come("runs", num_out=100)
+        served.core.step_fn()
+        served.scheduler.add_request(served.make_elsewhere("passed over", 5 * BLOCK_SIZE, priority=2))
+        served.scheduler.finished_recving_kv_req_ids.add("passed over")
+        served.waited_s(105)
+        served.come("urgent", num_prompt=3 * BLOCK_SIZE, priority=1)
+        assert served.asked() == (1, blocks)
+        assert served.waited_s(110) == waited_s
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_what_a_preemption_would_lose_is_the_next_ones_work(
+    tiny: Path, clock: _Clock, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the one that vLLM then preempts, by either policy: by priority it isn't the last to have started."""
+    told, lost = [0], list[tuple[int, int]]()
+    rescue = Adjuster.rescue
+
+    def note_told(adjuster: Adjuster, short_blocks: int, demand: Demand, lost_tokens: int) -> bool:
+        told.append(lost_tokens)
+        return rescue(adjuster, short_blocks, demand, lost_tokens)
+
+    monkeypatch.setattr(Adjuster, "rescue", note_told)
+    with _serving(tiny, clock, 20, scheduling_policy=policy) as served:
+        preempt = served.scheduler._preempt_request
+
+        def note_lost(request: Any, *args: Any) -> None:
+            lost.append((told[-1], request.num_computed_tokens))
+            preempt(request, *args)
+
+        served.scheduler._preempt_request = note_lost
+        for n, priority in enumerate((0, 9, 5)):
+            served.come("x" * (n + 1), 50 + 20 * n, 150, priority=priority)
+            served.core.step_fn()
+        served.step_until(lambda: bool(lost), most=200)
+        assert all(have == want > 0 for have, want in lost)
 
 
 def _has_queued(session: Any, num: int) -> bool:
     return len(session.streaming_queue) == num
+
+
+def _wait_for_grammar(request: Any) -> None:
+    while request.structured_output_request.grammar is None:
+        time.sleep(0.01)
 
 
 def _asking_for_letters(name: str, num_prompt: int) -> Any:

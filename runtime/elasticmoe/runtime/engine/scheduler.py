@@ -7,9 +7,9 @@ import inspect
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
@@ -21,7 +21,7 @@ from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus, StreamingUpdate
+from vllm.v1.request import Request, StreamingUpdate
 
 from elasticmoe.runtime.adjuster.adjuster import Adjuster, Demand
 from elasticmoe.runtime.adjuster.decision_log import DecisionLog
@@ -35,6 +35,7 @@ from elasticmoe.runtime.engine.metrics import Metrics
 from elasticmoe.runtime.engine.setup import model_shape
 from elasticmoe.runtime.engine.shortage import Allocation, short_blocks
 from elasticmoe.runtime.engine.step_clock import Batch, StepClock
+from elasticmoe.runtime.engine.turns import in_turn, may_start, next_preempted
 from elasticmoe.runtime.units import MATRICES, HugeId, ceil_div
 
 if TYPE_CHECKING:
@@ -203,21 +204,13 @@ class ElasticMixin(_StockScheduler):
 
     def _demand(self) -> Demand:
         room = max(0, self.max_num_running_reqs - len(self.running) - self.num_waiting_for_streaming_input)
-        waiting = list(islice(filter(_waits, self._in_turn()), room))
+        asked = in_turn(self.policy, self.skipped_waiting, self.waiting)
+        waiting = list(islice((one for one in asked if may_start(one, self.finished_recving_kv_req_ids)), room))
         blocks = sum(ceil_div(request.num_tokens, self.block_size) for request in waiting)
-        may_start = islice(filter(self._may_start, self._in_turn()), room)
-        first = next((one for one in may_start if not one.num_output_tokens), None)
+        first = next((one for one in waiting if not one.num_output_tokens), None)
         waited_s = 0.0 if first is None else time.monotonic() - first.elastic_came_s
         tokens = self._step_tokens, self._prompt_tokens
         return Demand(blocks, len(self.running), len(waiting), *tokens, waited_s, self._asked_tokens)
-
-    def _in_turn(self) -> Iterator[Request]:
-        """Yield who doesn't run as vLLM asks them to start: first those that it passed over before."""
-        return chain(self.skipped_waiting, self.waiting)
-
-    def _may_start(self, request: Request) -> bool:
-        """Return whether a request waits for memory, not for its grammar, its KV from elsewhere or its next input."""
-        return not self._is_blocked_waiting_status(request.status)
 
     def _observe(self) -> None:
         now_s = time.monotonic()
@@ -243,7 +236,8 @@ class ElasticMixin(_StockScheduler):
             blocks = stock(request, *args, **kwargs)
             while blocks is None:
                 call = Allocation.of(signature, request, *args, **kwargs)
-                lost_tokens = 0 if call.is_admission else self.running[-1].num_computed_tokens
+                loser = None if call.is_admission else next_preempted(self.policy, self.running)
+                lost_tokens = 0 if loser is None else loser.num_computed_tokens
                 self._asked_tokens = num_new_tokens
                 is_rescued = self.adjuster.rescue(short_blocks(manager, call), self._demand(), lost_tokens)
                 self._asked_tokens = 0
@@ -263,11 +257,6 @@ class ElasticScheduler(ElasticMixin, Scheduler):
 
 class ElasticAsyncScheduler(ElasticMixin, AsyncScheduler):
     """vLLM's asynchronous scheduler over the shared pool."""
-
-
-def _waits(request: Request) -> bool:
-    """Return whether a request is still to start: a session between two inputs has, and keeps its blocks."""
-    return bool(request.status != RequestStatus.WAITING_FOR_STREAMING_REQ)
 
 
 def make_scheduler(*, vllm_config: VllmConfig, **rest: Any) -> Scheduler:

@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from threading import Barrier, Event, current_thread
+import time
+from threading import Barrier, Event, Thread, current_thread
 
 import pytest
 
@@ -76,6 +77,33 @@ def test_a_fault_is_raised_and_nothing_more_is_begun() -> None:
         list(at_once(work, range(10**6), 2, "test"))
     assert len(begun) < 10**6
     assert sorted([*done, 1]) == sorted(begun)
+
+
+def test_where_a_thread_is_refused_those_before_it_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller gets what the system said, once the pieces in hand are done; nothing goes on behind its back."""
+    threads, begun, done = list[Thread](), Event(), list[int]()
+
+    class Refused(Thread):
+        """A thread of which the system allows two."""
+
+        def start(self) -> None:
+            if len(threads) == 2:
+                assert begun.wait(30)
+                raise RuntimeError("can't start new thread")  # as Python says it
+            threads.append(self)
+            super().start()
+
+    def work(piece: int) -> None:
+        begun.set()
+        time.sleep(0.1)
+        done.append(piece)
+
+    monkeypatch.setattr("elasticmoe.runtime.hostpool.at_once.Thread", Refused)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(at_once(work, range(10**6), 4, "test"))
+    assert len(threads) == 2
+    assert not any(thread.is_alive() for thread in threads)
+    assert 1 <= len(done) <= 4
 
 
 @pytest.mark.parametrize("start", [POPULATING, READING], ids=["populating", "reading"])

@@ -18,8 +18,8 @@ class _Ended(NamedTuple):
 def at_once(work: Callable[[T], R], pieces: Iterable[T], num_threads: int, name: str) -> Iterator[R]:
     """Yield what `work` makes of each piece, in the order in which they are done; the threads are called `name`.
 
-    Raises what the first failing piece raised. Then, and where the caller stops, no further piece is begun, and those
-    in hand are waited for.
+    Raises what the first failing piece raised, or RuntimeError where the system refuses a thread. Then, and where the
+    caller stops, no further piece is begun, and those in hand are waited for.
     """
     left, lock, is_over = iter(pieces), Lock(), Event()
     results = SimpleQueue[R | _Ended]()
@@ -39,14 +39,15 @@ def at_once(work: Callable[[T], R], pieces: Iterable[T], num_threads: int, name:
             results.put(_Ended(None))
 
     threads = [Thread(target=draw, name=name, daemon=True) for _ in range(num_threads)]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         yield from _until_ended(results, num_threads)
     finally:
         is_over.set()
         for thread in threads:
-            thread.join()
+            if thread.is_alive():  # one that the system refused to start isn't
+                thread.join()
 
 
 def _until_ended(results: "SimpleQueue[R | _Ended]", num_threads: int) -> Iterator[R]:

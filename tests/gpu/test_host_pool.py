@@ -55,6 +55,16 @@ def test_a_mapped_pool_is_pinned_though_it_can_only_be_read() -> None:
     assert torch.equal(on_gpu.cpu(), master)
 
 
+def test_a_pool_can_be_unpinned() -> None:
+    """Its memory is the system's to move again, and can be pinned anew, which pinned memory can't."""
+    pool = _pool()
+    pool.pin()
+    pool.unpin()
+    assert not pool.is_pinned
+    assert pool.pin() == 0
+    assert pool.is_pinned
+
+
 def test_a_failing_registration_leaves_a_pageable_pool_and_no_error() -> None:
     """Registering fails (here: twice the same memory), the result says so, and the next CUDA call works."""
     pool = _pool()

@@ -1,21 +1,18 @@
 """The masters of all experts in host memory, pinned for a GPU where the driver allows it."""
 
-import contextlib
 import mmap
 import warnings
 import weakref
 
 import torch
 
+from elasticmoe.runtime.device import cudart
 from elasticmoe.runtime.hostpool import memory
 from elasticmoe.runtime.hostpool.layout import HostLayout
 from elasticmoe.runtime.units import MATRICES, ExpertKey
 
 MAX_REGISTER_BYTES = 64 * 2**30
 """One cudaHostRegister call covers at most this: larger ones fail (vllm-project/vllm#51080)."""
-
-READ_ONLY = 0x08
-"""cudaHostRegisterReadOnly: without it, memory that is mapped for reading alone can't be registered."""
 
 
 class HostPool:
@@ -60,15 +57,23 @@ class HostPool:
         start, end = self._bytes.data_ptr(), self._bytes.data_ptr() + self._bytes.numel()
         done = list[int]()
         memory.populate(start, end - start, is_writable=not self.is_mapped)  # CUDA makes them one after the other
+        flags = cudart.READ_ONLY if self.is_mapped else 0
         for chunk in range(start, end, MAX_REGISTER_BYTES):
-            error = _register(chunk, min(MAX_REGISTER_BYTES, end - chunk), READ_ONLY if self.is_mapped else 0)
+            error = cudart.register(chunk, min(MAX_REGISTER_BYTES, end - chunk), flags)
             if error:
                 _unregister(done)
                 return error
             done.append(chunk)
         self.is_pinned = True
-        weakref.finalize(self, _unregister, done).atexit = False  # the process's end unregisters by itself
+        self._unpin = weakref.finalize(self, _unregister, done)
+        self._unpin.atexit = False  # the process's end unregisters by itself
         return 0
+
+    def unpin(self) -> None:
+        """Have the memory be pageable again, if it is pinned; no copy from it may be under way."""
+        if self.is_pinned:
+            self.is_pinned = False
+            self._unpin()
 
     def _typed(self, layer: int) -> torch.Tensor:
         start = layer * self.layout.layer_bytes
@@ -84,13 +89,4 @@ def _as_tensor(mapped: mmap.mmap, num_bytes: int) -> torch.Tensor:
 def _unregister(starts: list[int]) -> None:
     """Give registered chunks back to the system; memory that is unmapped while registered would block its address."""
     for start in starts:
-        torch.cuda.cudart().cudaHostUnregister(start)
-
-
-def _register(start: int, num_bytes: int, flags: int) -> int:
-    """Return CUDA's error code of registering host memory, 0 if it worked; leaves no error for the next launch."""
-    error = int(torch.cuda.cudart().cudaHostRegister(start, num_bytes, flags))
-    if error:
-        with contextlib.suppress(RuntimeError):  # CUDA hands its last error to the next launch: let it be this one
-            torch.empty(1, device="cuda").fill_(0)
-    return error
+        cudart.unregister(start)

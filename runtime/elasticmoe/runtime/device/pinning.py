@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from elasticmoe.runtime.contract.config import FetchKind, RuntimeConfig
+from elasticmoe.runtime.device import cudart
 from elasticmoe.runtime.device.host_pool import HostPool
 from elasticmoe.runtime.errors import ConfigError
 from elasticmoe.runtime.units import mib
@@ -18,6 +19,9 @@ from elasticmoe.runtime.units import mib
 REMEDY = (
     "raise `ulimit -l` (of a container --ulimit memlock=-1, or let it have the capability IPC_LOCK) or free host memory"
 )
+
+FAULT = 2**31 - 1
+"""Among the ranks, in the place of CUDA's code: a rank's pinning came to no end of its own."""
 
 
 class Pinned(NamedTuple):
@@ -29,7 +33,7 @@ class Pinned(NamedTuple):
 
 
 class Pinning:
-    """One pool's pinning, in a thread of its own.
+    """One pool's pinning, in a thread of its own, which calls CUDA past torch: see `cudart`.
 
     Its end must be waited for before the device reads from the pool, and before a graph is captured: CUDA lets nobody
     register memory meanwhile.
@@ -48,7 +52,9 @@ class Pinning:
 
     def _run(self) -> None:
         try:
-            torch.cuda.set_device(self._device)  # a thread starts with the first one
+            if error := cudart.set_device(self._device.index):  # a thread starts with the first one
+                message = f"want to pin host memory for {self._device}, which CUDA refused to choose (error {error})"
+                raise RuntimeError(message)  # noqa: TRY301 -- as anything else that is wrong
             started_s = time.perf_counter()
             error = self._pool.pin()
             self._end.set_result(Pinned(error, time.perf_counter() - started_s))
@@ -73,8 +79,24 @@ def pageable_warning(pool_bytes: int, error: int, config: RuntimeConfig, fetch: 
     return f"{refused}, so it is served from pageable memory: {costs}; to have it pinned {REMEDY}"
 
 
+def wait_for_all(pinning: Pinning, group: torch.distributed.ProcessGroup) -> Pinned:
+    """Return how this rank's pinning took, with the largest error of the group's: all serve from pinned memory or none.
+
+    Raises what this rank's raised, or RuntimeError where another's did: no rank is left to wait for it.
+    """
+    try:
+        error, seconds = pinning.wait()
+    except Exception:
+        worst_error(FAULT, group)
+        raise
+    error = worst_error(error, group)
+    if error == FAULT:
+        raise RuntimeError("the host pool could not be pinned on another rank, whose own error tells why")
+    return Pinned(error, seconds)
+
+
 def worst_error(error: int, group: torch.distributed.ProcessGroup) -> int:
-    """Return the largest error of the group's ranks: they capture graphs together, or none does."""
+    """Return the largest error of the group's ranks; each has to ask, and waits for the last that does."""
     worst = torch.tensor([error])
     torch.distributed.all_reduce(worst, torch.distributed.ReduceOp.MAX, group)
     return int(worst)

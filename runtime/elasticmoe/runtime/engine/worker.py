@@ -22,7 +22,7 @@ from elasticmoe.runtime.contract.config import RuntimeConfig, parse_config, sett
 from elasticmoe.runtime.contract.report import MemoryReport
 from elasticmoe.runtime.coordinator.client import Lease
 from elasticmoe.runtime.device.experts import Experts
-from elasticmoe.runtime.device.pinning import Pinning, pageable_warning, worst_error
+from elasticmoe.runtime.device.pinning import Pinning, pageable_warning, wait_for_all
 from elasticmoe.runtime.device.report import PendingReport
 from elasticmoe.runtime.engine import refusal
 from elasticmoe.runtime.engine.geometry import page_tiers, pool_geometry, start_load
@@ -83,7 +83,7 @@ class ElasticWorkerMixin(_StockWorker):
 
     experts: Experts
     pin_s: float | None = None
-    """Seconds that pinning the host pool took, beside what else starts; None without a GPU."""
+    """Seconds that pinning the host pool took, beside what else starts; None without a GPU, or where it was refused."""
     pin_waited_s: float | None = None
     """Seconds of them that nothing else was left to do in."""
     _pinning: Pinning | None = None
@@ -188,17 +188,22 @@ class ElasticWorkerMixin(_StockWorker):
         if self._pinning is None:
             return
         started_s = time.perf_counter()
-        (error, self.pin_s), self._pinning = self._pinning.wait(), None
-        self.pin_waited_s = time.perf_counter() - started_s
-        if error := worst_error(error, get_world_group().cpu_group):
+        pinning, self._pinning = self._pinning, None
+        error, took_s = wait_for_all(pinning, get_world_group().cpu_group)
+        if error:
             self._read_pageable(error)
-        else:
-            logger.info("%.1f s to pin the host pool, %.1f of them waited for", self.pin_s, self.pin_waited_s)
+            return
+        self.pin_s, self.pin_waited_s = took_s, time.perf_counter() - started_s
+        logger.info("%.1f s to pin the host pool, %.1f of them waited for", self.pin_s, self.pin_waited_s)
 
     def _read_pageable(self, error: int) -> None:
-        """Serve from a pool that isn't pinned, without graphs: none is captured yet, and they can't wait for a host."""
+        """Serve from a pool that isn't pinned, without graphs: none is captured yet, and they can't wait for a host.
+
+        A rank waits for the slowest in every layer: this one's pinned pages would hasten none, and are given back.
+        """
         pool_bytes, config = self.experts.pool.layout.pool_bytes, self.elastic_config
         warning = pageable_warning(pool_bytes, error, config, fetch_kind(config))
+        self.experts.pool.unpin()
         self.experts.drive("host")
         self.vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
         if self.rank == 0:

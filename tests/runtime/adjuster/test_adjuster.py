@@ -451,3 +451,12 @@ def test_the_snapshot_counts_in_expert_pages() -> None:
     assert snap.free_pages == f.table.pool.num_free_pages
     f.table.evict(next(e.key for e in f.table.entries() if e.is_resident))
     assert int((snap.state == 2).sum()) == f.table.num_resident + 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompts", "has_prompt"), [(0, 5, False), (5, 5, False), (5, 8, True), (1, 0, False)]
+)
+def test_a_prompt_beside_the_asking_one_is_told(asked: int, prompts: int, has_prompt: bool) -> None:  # noqa: FBT001
+    """Where nobody asks there is none beside it; one that runs and asks for its next token's block is no prompt."""
+    demand = Demand(0, 3, 1, num_tokens=prompts + 2, prompt_tokens=prompts, asked_tokens=asked)
+    assert demand.has_prompt == has_prompt

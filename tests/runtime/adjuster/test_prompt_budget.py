@@ -26,8 +26,10 @@ def test_where_no_step_was_long_the_first_prompt_may_be() -> None:
     spend(budget, *[TPOT_S / 10] * 15)
     assert budget.step_s(is_owed=True) == math.inf
     assert left_s(budget) == pytest.approx((SHARE * GUESS - 1.5) * TPOT_S)
+    spend(budget, 0.99 * TPOT_S)
+    assert budget.step_s(is_owed=True) == math.inf, "longer than its share, but no answer is late by it"
     spend(budget, 1.01 * TPOT_S)
-    assert budget.step_s(is_owed=True) == left_s(budget) == pytest.approx((SHARE * GUESS - 1.4 - 1.01) * TPOT_S)
+    assert budget.step_s(is_owed=True) == left_s(budget) == pytest.approx((SHARE * GUESS - 1.3 - 2.0) * TPOT_S)
 
 
 def test_a_window_lasts_its_share_of_what_is_promised() -> None:
@@ -39,6 +41,16 @@ def test_a_window_lasts_its_share_of_what_is_promised() -> None:
         assert budget.step_s(is_owed=True) < math.inf, "the longest step is as long ago as an answer has steps"
         spend(budget, 0.0)
         assert left_s(budget) == pytest.approx(0.7 * GUESS * tpot_s)
+
+
+def test_a_long_step_is_forgotten_after_as_many_as_a_short_answer_has() -> None:
+    """The first prompt may be long again once no answer of the window's length saw that step."""
+    budget = PromptBudget(TPOT_S)
+    budget.learn([5] * 10)
+    spend(budget, 9.0, *[0.0] * 3)
+    assert budget.step_s(is_owed=True) < math.inf
+    spend(budget, 0.0)
+    assert budget.step_s(is_owed=True) == math.inf
 
 
 @pytest.mark.parametrize("tokens", [4, 9, 33])

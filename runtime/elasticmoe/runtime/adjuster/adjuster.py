@@ -49,7 +49,6 @@ class Demand:
     """Those of them that are of prompts."""
     waited_s: float = 0.0
     """Seconds that the first of the waiting requests whose first token is still to come has waited."""
-
     asked_tokens: int = 0
     """Tokens of the step that are of the request that failed to get its blocks."""
 

@@ -1,7 +1,8 @@
 """How long the next step may take before who runs is late: prompts are what makes a step long.
 
 An answer of n tokens is late if the n - 1 steps after its first token last longer than as many TPOTs. Who will have how
-many isn't known, so no window of steps as long as the shortest hundredth of the answers may take more than its share.
+many isn't known, so no window of steps as long as the shortest hundredth of the answers may take more than its share,
+but for a prompt where no step before it was long.
 """
 
 from collections import deque

@@ -209,8 +209,15 @@ class ElasticMixin(_StockScheduler):
         blocks = sum(ceil_div(request.num_tokens, self.block_size) for request in waiting)
         first = next((one for one in waiting if not one.num_output_tokens), None)
         waited_s = 0.0 if first is None else time.monotonic() - first.elastic_came_s
-        tokens = self._step_tokens, self._prompt_tokens
-        return Demand(blocks, len(self.running), len(waiting), *tokens, waited_s, self._asked_tokens)
+        return Demand(
+            waiting_blocks=blocks,
+            num_running=len(self.running),
+            num_waiting=len(waiting),
+            num_tokens=self._step_tokens,
+            prompt_tokens=self._prompt_tokens,
+            waited_s=waited_s,
+            asked_tokens=self._asked_tokens,
+        )
 
     def _observe(self) -> None:
         now_s = time.monotonic()

@@ -114,6 +114,13 @@ def test_who_runs_gets_its_pages_where_no_depth_keeps_the_tpot() -> None:
     assert not plan(busy(lost_tokens=300, depth=8), RuntimeConfig(slo=Slo(tpot_ms=10.5)))
 
 
+def test_who_runs_has_all_of_the_tpot() -> None:
+    """Steps of 10.8 of 12 ms, 5.4 with nobody away: who waits has a share of them, since those that run will grow."""
+    near = RuntimeConfig(slo=Slo(tpot_ms=12))
+    assert not plan(busy(depth=8, fit=replace(FIT, prompts_per_token=0.0)), near)
+    assert plan(busy(depth=8, lost_tokens=300), near).evict
+
+
 def test_who_runs_takes_no_experts_far_beyond_the_best_depth() -> None:
     """Else a lasting overload would evict until nothing of the gain is left."""
     reached = [

@@ -1,4 +1,4 @@
-"""How long a first token has been waited for, and who waits: only whom memory can help, by when its input came."""
+"""How long a first token has been waited for, who waits, only whom memory can help, and which answers have ended."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from elasticmoe.runtime.adjuster.adjuster import Adjuster, Demand
+from elasticmoe.runtime.engine.step_clock import StepClock
 from tests.engine.engines import BLOCK_SIZE, Engine, draw_requests, running
 from tests.engine.sizes import arena_bytes, read_shape
 
@@ -277,6 +278,26 @@ def test_what_a_preemption_would_lose_is_the_next_ones_work(
             served.core.step_fn()
         served.step_until(lambda: bool(lost), most=200)
         assert all(have == want > 0 for have, want in lost)
+
+
+def test_answers_are_counted_once_they_have_ended(tiny: Path, clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's turn by turn; one that is aborted ended when its client did, which says nothing of how long it is."""
+    from vllm.v1.request import RequestStatus
+
+    counted = list[int]()
+    monkeypatch.setattr(StepClock, "end_answer", lambda _, num_tokens: counted.append(num_tokens))
+    with _serving(tiny, clock) as served:
+        served.come("aborted", num_out=50)
+        served.come("ends", num_out=3)
+        served.step_until(lambda: bool(counted))
+        served.scheduler.finish_requests("aborted", RequestStatus.FINISHED_ABORTED)
+        session = served.come("s", is_session=True)
+        served.step_until(lambda: session.status == RequestStatus.WAITING_FOR_STREAMING_REQ)
+        served.come("s", is_session=True)
+        served.step_until(lambda: len(counted) > 2)
+        served.come("s")
+        served.core.step_fn()
+        assert counted == [3, 2, 2]
 
 
 def _has_queued(session: Any, num: int) -> bool:

@@ -22,9 +22,8 @@ def packages(*names: str) -> None:
 def gpu() -> None:
     """Raise BenchError unless there is a GPU, and torch to drive it."""
     packages("torch")
-    os.environ.setdefault(
-        "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
-    )  # looks without CUDA, which no forked worker could use then
+    # Without it torch looks by CUDA, which no forked worker could use then.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch
 
     if not torch.cuda.is_available():

@@ -35,7 +35,7 @@ def test_a_promised_first_token_is_kept_where_it_was_not_and_experts_leave_once(
     assert rows == [row for row in committed() if (row.routing, row.kv_gib, row.workload) == ("flat", 1.0, "burst")]
     assert stock.kept_share < without.kept_share < 0.8 < promised.kept_share == 1.0
     assert promised.ratio_to_stock > 0.95 * without.ratio_to_stock > 1
-    assert without.evicted < promised.evicted == promised.loaded < 2 * without.evicted
+    assert without.evicted < promised.evicted == promised.loaded < 1.6 * without.evicted
     table = json.loads((ROOT / "bench" / "results" / "simulator.json").read_text(encoding="utf-8"))["rows"]
     place = {"gpu": "h200", "routing": "flat", "kv_gib": 1.0, "workload": "burst", "policy": "goodput"}
     (same,) = [row for row in table if row | place == row]

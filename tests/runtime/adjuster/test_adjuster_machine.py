@@ -423,6 +423,7 @@ class AdjusterMachine(RuleBasedStateMachine):
     @invariant()
     def what_steps_may_last_is_bounded(self) -> None:
         """By what was promised; only `goodput` promises anything."""
+        self.adjuster.budget.check_integrity()
         assert self.left_s <= self.all_s
         assert self.config.policy == "goodput" or self.left_s == self.all_s
 

@@ -27,7 +27,7 @@ class _Step:
 
 @dataclass(slots=True)
 class PromptBudget:
-    """What the steps of the requests that run may last."""
+    """What the steps of the requests that run may last: by a window that is always that of the answers remembered."""
 
     tpot_s: float
     """As promised; seconds."""
@@ -79,5 +79,13 @@ class PromptBudget:
         if not lasted:
             return
         self._answers.extend(lasted)
+        self.window = self._shortest()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the window is the answers', and no step takes less than nothing."""
+        assert self.window == self._shortest(), f"a window of {self.window} steps, answers say {self._shortest()}"
+        assert all(step.lasts_s >= 0 for step in self._steps), f"steps of {[step.lasts_s for step in self._steps]} s"
+
+    def _shortest(self) -> int:
         num = len(self._answers)
-        self.window = max(2, sorted((GUESS, *self._answers))[min(1 + num // 100, num)])
+        return max(2, sorted((GUESS, *self._answers))[min(1 + num // 100, num)])
